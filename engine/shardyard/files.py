@@ -1,0 +1,171 @@
+"""Opening and reading files so that nothing can hang, be tricked or run out of handles.
+
+Every read of a checkpoint goes through `FileHandles`: only regular files are opened (a FIFO or device would block), handles
+are kept in an LRU of at most half the process's limit, reads are `pread`s of what was asked, never a map of a whole file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import threading
+from collections import OrderedDict
+
+from shardyard.errors import DamagedError, UsageError
+from shardyard.text import printable
+
+
+def raise_open_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one; returns how many handles may be kept."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (ValueError, OSError):
+            pass
+    return 4096 if soft == resource.RLIM_INFINITY else max(8, min(4096, soft // 2))
+
+
+class FileHandles:
+    """Read-only handles by path, least recently used closed first.  Safe to use from several threads."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most if most is not None else raise_open_file_limit()
+        self._open: OrderedDict[str, _Handle] = OrderedDict()
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+        """Bytes read through these handles so far."""
+
+    def size(self, path: str) -> int:
+        """Size of the regular file in bytes."""
+        with self._borrow(path) as handle:
+            return os.fstat(handle.fd).st_size
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Exactly `nbytes` bytes at `offset`.
+
+        Raises:
+            DamagedError: the file ends before that, or cannot be read.
+        """
+        if nbytes <= 0:
+            return b""
+        parts = []
+        try:
+            with self._borrow(path) as handle:
+                while nbytes > 0:
+                    block = os.pread(handle.fd, nbytes, offset)
+                    if not block:
+                        raise DamagedError(
+                            f"{printable(os.path.basename(path))} ends {nbytes} bytes too early; "
+                            "copy it again from where it was written.",
+                            code="truncated",
+                            path=path,
+                        )
+                    self.bytes_read += len(block)
+                    offset += len(block)
+                    nbytes -= len(block)
+                    parts.append(block)
+        except OSError as error:
+            raise _cannot_read(path, error) from error
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset`; errors as `read`."""
+        try:
+            with self._borrow(path) as handle:
+                done = 0
+                while done < len(buffer):
+                    n = os.preadv(handle.fd, [buffer[done:]], offset + done)
+                    if n == 0:
+                        raise DamagedError(
+                            f"{printable(os.path.basename(path))} ends {len(buffer) - done} bytes too early; "
+                            "copy it again from where it was written.",
+                            code="truncated",
+                            path=path,
+                        )
+                    done += n
+                self.bytes_read += done
+        except OSError as error:
+            raise _cannot_read(path, error) from error
+
+    def close(self) -> None:
+        """Close all handles."""
+        with self._lock:
+            handles, self._open = list(self._open.values()), OrderedDict()
+            for handle in handles:
+                handle.retire()
+
+    def __enter__(self) -> FileHandles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _borrow(self, path: str) -> _Handle:
+        with self._lock:
+            handle = self._open.get(path)
+            if handle is None:
+                handle = _Handle(open_regular(path), self._lock)
+                self._open[path] = handle
+                while len(self._open) > self._most:
+                    self._open.popitem(last=False)[1].retire()
+            else:
+                self._open.move_to_end(path)
+            handle.users += 1
+            return handle
+
+
+class _Handle:
+    """A descriptor that is closed once it was retired and nobody reads through it."""
+
+    __slots__ = ("_lock", "fd", "retired", "users")
+
+    def __init__(self, fd: int, lock: threading.Lock) -> None:
+        self.fd = fd
+        self.users = 0
+        self.retired = False
+        self._lock = lock
+
+    def retire(self) -> None:
+        self.retired = True
+        if self.users == 0:
+            os.close(self.fd)
+
+    def __enter__(self) -> _Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.users -= 1
+            if self.retired and self.users == 0:
+                os.close(self.fd)
+
+
+def open_regular(path: str, *, follow: bool = True) -> int:
+    """Open a regular file for reading without ever blocking; `follow=False` where the name came out of a file."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        raise _cannot_read(path, error) from error
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise DamagedError(f"{printable(os.path.basename(path))} is {what}.", code="wrong-type", path=path)
+    return fd
+
+
+def _cannot_read(path: str, error: OSError) -> DamagedError | UsageError:
+    name = printable(os.path.basename(path)) or printable(path)
+    if error.errno == errno.ENOENT:
+        return UsageError(f"There is no file {name}.", path=path)
+    if error.errno == errno.ELOOP:
+        return DamagedError(f"{name} is a symbolic link that is not followed here.", code="wrong-type", path=path)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return DamagedError(f"{name} cannot be read: permission denied.", code="unsupported", path=path)
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return DamagedError(f"{name} cannot be read: {reason}.", code="corrupt", path=path)

@@ -1,0 +1,217 @@
+"""A zip's central directory, read in one look at the tail and one at the directory; local headers are left for later.
+
+Opening 1,024 torch files of 1,000 records this way takes 0.6 s; Python's zipfile takes 3.2 s, and reading each local header
+37 s more.  A record's local header is read with its first data (`ZipRecord.locate`) and must agree with the directory.
+All offsets are relative to a window of the file, because a `.distcp` file is many zips one after another.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+
+from shardyard.checkpoint import Record
+from shardyard.errors import DamagedError
+from shardyard.files import FileHandles
+from shardyard.text import printable
+
+_END = struct.Struct("<4s4H2LH")
+_END64_LOCATOR = struct.Struct("<4sLQL")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_TAIL = 22 + 65_535 + 20 + 56
+_SMALL_TAIL = 4096
+MOST_DIRECTORY_BYTES = 256 << 20
+STORED, DEFLATED = 0, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of a file that is one archive."""
+
+    path: str
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An entry of the central directory."""
+
+    name: str
+    method: int
+    flags: int
+    crc32: int
+    packed: int
+    """Bytes as stored."""
+    nbytes: int
+    """Bytes as unpacked."""
+    header_offset: int
+
+
+@dataclass(slots=True, eq=False)
+class ZipRecord(Record):
+    """A stored (not compressed) member. `start` follows torch's padding rule until `locate` has read the local header."""
+
+    header_offset: int = 0
+    """Absolute."""
+    end: int = 0
+    """Absolute end of the archive: the record must lie before it."""
+    proven: bool = False
+
+    def locate(self, handles: FileHandles) -> int:
+        if not self.proven:
+            self.start = data_offset(handles, self)
+            self.proven = True
+        return self.start
+
+
+def data_offset(handles: FileHandles, record: ZipRecord) -> int:
+    """Absolute offset of a member's bytes by its local header, which must agree with the central directory.
+
+    Raises:
+        DamagedError: signature, name or place do not agree.
+    """
+    raw_name = record.name.encode("utf-8", "surrogateescape")
+    head = handles.read(record.path, record.header_offset, min(30 + len(raw_name), record.end - record.header_offset))
+    where = f"{os.path.basename(record.path)}, record {printable(record.name, 80)}"
+    if len(head) < 30 or head[:4] != b"PK\x03\x04":
+        raise DamagedError(f"{where}: its header is not where the directory says.", path=record.path)
+    fields = _LOCAL.unpack_from(head)
+    name_length, extra_length = int(fields[9]), int(fields[10])
+    if head[30 : 30 + name_length] != raw_name or name_length != len(raw_name):
+        raise DamagedError(f"{where}: its own header has another name.", path=record.path)
+    if fields[3] != STORED or fields[2] & 1:
+        raise DamagedError(f"{where}: its own header says it is compressed or encrypted.", path=record.path)
+    start = record.header_offset + 30 + name_length + extra_length
+    if start + record.nbytes > record.end:
+        raise DamagedError(f"{where}: its bytes go on beyond the directory.", path=record.path)
+    return start
+
+
+def read_directory(handles: FileHandles, window: Window) -> list[Member]:
+    """All members, in the order of the directory.
+
+    Raises:
+        DamagedError: there is no directory, or it contradicts the file.
+    """
+    name = os.path.basename(window.path)
+    tail_bytes = min(window.nbytes, _SMALL_TAIL)
+    tail = handles.read(window.path, window.start + window.nbytes - tail_bytes, tail_bytes)
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 and window.nbytes > tail_bytes:
+        tail_bytes = min(window.nbytes, _TAIL)
+        tail = handles.read(window.path, window.start + window.nbytes - tail_bytes, tail_bytes)
+        at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or at + _END.size > len(tail):
+        raise DamagedError(
+            f"{printable(name)} has no zip directory at its end: it was cut short or never finished; copy it again.",
+            code="truncated",
+            path=window.path,
+        )
+    _, disk, first_disk, _, count, size, offset, comment = _END.unpack_from(tail, at)
+    end_at = window.nbytes - tail_bytes + at
+    if at + _END.size + comment != len(tail):
+        raise DamagedError(f"{printable(name)} has bytes after its zip directory.", path=window.path)
+    directory_end = end_at
+    locator_at = at - _END64_LOCATOR.size
+    if locator_at >= 0 and tail[locator_at : locator_at + 4] == b"PK\x06\x07":
+        _, _, end64_offset, _ = _END64_LOCATOR.unpack_from(tail, locator_at)
+        if end64_offset + _END64.size > end_at:
+            raise DamagedError(f"{printable(name)}: its zip64 directory record is not where it should be.", path=window.path)
+        end64 = handles.read(window.path, window.start + end64_offset, _END64.size)
+        fields = _END64.unpack(end64)
+        if fields[0] != b"PK\x06\x06":
+            raise DamagedError(f"{printable(name)}: its zip64 directory record is not where it should be.", path=window.path)
+        disk, first_disk, count, size, offset = fields[4], fields[5], fields[7], fields[8], fields[9]
+        directory_end = end64_offset
+    if disk or first_disk:
+        raise DamagedError(f"{printable(name)} is one part of a zip split over several files.", path=window.path)
+    if offset + size != directory_end or size > MOST_DIRECTORY_BYTES:
+        raise DamagedError(f"{printable(name)}: its zip directory does not lie where its end record says.", path=window.path)
+    directory = handles.read(window.path, window.start + offset, size)
+    return _members(directory, count, offset, window)
+
+
+def _members(directory: bytes, count: int, directory_offset: int, window: Window) -> list[Member]:
+    found: list[Member] = []
+    position = 0
+    unpack = _CENTRAL.unpack_from
+    name = printable(os.path.basename(window.path))
+    while position < len(directory):
+        if position + 46 > len(directory):
+            raise DamagedError(f"{name}: its zip directory is cut short.", code="truncated", path=window.path)
+        row = unpack(directory, position)
+        if row[0] != b"PK\x01\x02":
+            raise DamagedError(f"{name}: its zip directory is damaged at entry {len(found)}.", path=window.path)
+        (
+            _,
+            _,
+            _,
+            flags,
+            method,
+            _,
+            _,
+            crc,
+            packed,
+            nbytes,
+            name_length,
+            extra_length,
+            comment_length,
+            _,
+            _,
+            _,
+            header,
+        ) = row
+        position += 46
+        raw = directory[position : position + name_length]
+        extra = directory[position + name_length : position + name_length + extra_length]
+        position += name_length + extra_length + comment_length
+        if packed == 0xFFFFFFFF or nbytes == 0xFFFFFFFF or header == 0xFFFFFFFF:
+            nbytes, packed, header = _zip64(extra, nbytes, packed, header, name, window)
+        if header + 30 > directory_offset or header + packed > directory_offset:
+            raise DamagedError(
+                f"{name}: record {printable(str(raw, 'utf-8', 'replace'), 80)} lies outside the file.", path=window.path
+            )
+        found.append(Member(str(raw, "utf-8", "surrogateescape"), method, flags, crc, packed, nbytes, header))
+    if len(found) != count:
+        raise DamagedError(
+            f"{name}: its zip directory has {len(found)} entries where its end record says {count}.", path=window.path
+        )
+    return found
+
+
+def _zip64(extra: bytes, nbytes: int, packed: int, header: int, name: str, window: Window) -> tuple[int, int, int]:
+    """Sizes and offset out of the zip64 extra field, which holds only those that overflowed, in this order."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, position)
+        if kind == 1:
+            values = [int.from_bytes(extra[i : i + 8], "little") for i in range(position + 4, position + 4 + length - 7, 8)]
+            try:
+                return (
+                    values.pop(0) if nbytes == 0xFFFFFFFF else nbytes,
+                    values.pop(0) if packed == 0xFFFFFFFF else packed,
+                    values.pop(0) if header == 0xFFFFFFFF else header,
+                )
+            except IndexError:
+                break
+        position += 4 + length
+    raise DamagedError(f"{name}: a large record lacks its zip64 sizes.", path=window.path)
+
+
+def record_of(member: Member, window: Window, alignment: int = 64) -> ZipRecord:
+    """A stored member as a record, its start guessed by torch's rule: data begins at a multiple of the alignment."""
+    guess = member.header_offset + 30 + len(member.name.encode("utf-8", "surrogateescape")) + 4
+    guess += -guess % alignment
+    return ZipRecord(
+        window.path,
+        member.nbytes,
+        window.start + guess,
+        member.name,
+        member.crc32,
+        header_offset=window.start + member.header_offset,
+        end=window.start + window.nbytes,
+    )
