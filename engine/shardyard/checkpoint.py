@@ -174,7 +174,7 @@ def clip(piece: Piece, lo: int, hi: int) -> Iterator[Piece]:
         return
     if piece.target_end <= lo or piece.target_offset >= hi:
         return
-    n, source, target = piece.shape[0], piece.source_strides[0], piece.target_strides[0]
+    n, target = piece.shape[0], piece.target_strides[0]
     inner = _slab(piece, 0, 1)
     span = inner.target_end - inner.target_offset
     base = piece.target_offset
