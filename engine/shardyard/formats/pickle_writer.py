@@ -177,13 +177,13 @@ class _Writer:
     def list_(self, value: list[object]) -> Iterator[object]:
         self.out += b"]"
         self.remember(value)
-        yield from self.appends(value)
+        yield from self.batched(value, b"e")
 
-    def appends(self, items: list[object]) -> Iterator[object]:
+    def batched(self, items: list[object], opcode: bytes) -> Iterator[object]:
         for batch in _batches(items):
             self.out += b"("
             yield from batch
-            self.out += b"e"
+            self.out += opcode
 
     def dict_(self, value: object, pairs: list[tuple[object, object]]) -> Iterator[object]:
         self.out += b"}"
@@ -209,13 +209,7 @@ class _Writer:
             return
         self.out += b"\x8f"
         self.remember(value)
-        yield from self.additems(value.items)
-
-    def additems(self, items: list[object]) -> Iterator[object]:
-        for batch in _batches(items):
-            self.out += b"("
-            yield from batch
-            self.out += b"\x90"
+        yield from self.batched(value.items, b"\x90")
 
     def persistent(self, pid: object) -> Iterator[object]:
         yield pid
@@ -253,8 +247,9 @@ class _Writer:
             yield payload
             self.out += b"b"
         elif isinstance(payload, list):
-            write = {"SETITEMS": self.setitems, "APPENDS": self.appends, "ADDITEMS": self.additems}[kind]
-            yield from write(payload)
+            yield from (
+                self.setitems(payload) if kind == "SETITEMS" else self.batched(payload, b"e" if kind == "APPENDS" else b"\x90")
+            )
 
     # The memo
 

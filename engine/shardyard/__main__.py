@@ -1,0 +1,7 @@
+"""`python -m shardyard`."""
+
+import sys
+
+from shardyard.cli import main
+
+sys.exit(main())
