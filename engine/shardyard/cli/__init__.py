@@ -63,10 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The outermost edge: a fault of ours must still be one sentence, and the traceback is one setting away.
         if os.environ.get("SHARDYARD_DEBUG"):
             raise
-        print(
-            f"Shardyard met a fault of its own ({type(error).__name__}); run it again with SHARDYARD_DEBUG=1 and report what it prints.",
-            file=sys.stderr,
-        )
+        kind = type(error).__name__
+        print(f"Shardyard met a fault of its own ({kind}); SHARDYARD_DEBUG=1 shows where, for a report.", file=sys.stderr)
         return ExitCode.FAILED
 
 

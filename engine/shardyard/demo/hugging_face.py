@@ -46,7 +46,7 @@ def write_bloated(folder: Path, model: DemoModel, shards: int = 3) -> None:
         offset += len(model.bfloat16[name]) // 2
     offsets[HEAD] = offsets[EMBEDDING]
     names = [*model.shapes, HEAD]
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(shards):
         file = f"pytorch_model-{shard + 1:05d}-of-{shards:05d}.bin"
         storage = Storage(BY_NAME["bfloat16"], flat)
