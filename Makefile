@@ -1,6 +1,7 @@
 # make run    sets up what it needs, builds the demo tree and opens the app on it
 # make test   sets up what it needs and runs the whole suite
 # make check  ruff, mypy and the import contracts
+# make bench  side by side with the tools people use today
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,13 +9,16 @@ BIN = $(VENV)/bin
 # pip names every index it was told of and cannot see; those lines say nothing about this project.
 QUIET = 2>&1 | { grep -v "^WARNING: Location" || true; }
 
-.PHONY: run test check bench screenshots clean
+.PHONY: run test test-without-torch check bench screenshots clean
 
 run: $(VENV)/.base
 	@$(BIN)/shardyard demo
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-without-torch: $(VENV)/.bare
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not interop and not services and not terminal" $(ARGS)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check engine tui tests
@@ -33,7 +37,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Setting up (about 10 seconds) ..."
-	@set -o pipefail 2>/dev/null; $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . $(QUIET)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . $(QUIET)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
@@ -41,5 +45,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,dev,interop]' $(QUIET)
 	@touch $@ $(VENV)/.base
 
+$(VENV)/.bare: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]' $(QUIET)
+	@touch $@
+
 clean:
-	@rm -rf $(VENV) .fixtures .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) .venv-* .fixtures .mypy_cache .ruff_cache .pytest_cache
