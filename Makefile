@@ -6,8 +6,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# pip names every index it was told of and cannot see; those lines say nothing about this project.
-QUIET = 2>&1 | { grep -v "^WARNING: Location" || true; }
 
 .PHONY: run test test-without-torch check bench screenshots clean
 
@@ -37,16 +35,16 @@ $(VENV)/bin/python:
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Setting up (about 10 seconds) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . $(QUIET)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Setting up the test environment (one to two minutes) ..."
-	@DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,dev,interop]' $(QUIET)
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,dev,interop]'
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.bare: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]' $(QUIET)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 
 clean:
