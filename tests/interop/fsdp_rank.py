@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def wrap(net: torch.nn.Module, version: int, world: int) -> torch.nn.Module:
-    blocks = [m for m in net.modules() if isinstance(m, torch.nn.ModuleList)][0]
+    blocks = next(m for m in net.modules() if isinstance(m, torch.nn.ModuleList))
     if version == 2:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
