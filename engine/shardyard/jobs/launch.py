@@ -1,0 +1,63 @@
+"""Starting a job's worker: a process of its own session that no closing terminal, hang-up or dead parent takes along."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import shardyard
+from shardyard.errors import JobError
+from shardyard.jobs.owner import Owner
+from shardyard.limits import manners
+
+if TYPE_CHECKING:
+    from shardyard.jobs.store import Job
+
+WORKER = (sys.executable, "-m", "shardyard.jobs.worker")
+"""The worker's command, to which the job folder is added; tests put their own verbs behind another one."""
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Workers that this process started and that it must collect when they end: else they stay as zombies while it lives."""
+
+
+def start(job: Job) -> None:
+    """Start a try of the job where its spec says."""
+    attempt = job.begin_attempt()
+    if job.spec.slurm is not None:
+        from shardyard.jobs import slurm
+
+        slurm.submit(job, attempt)
+        return
+    for child in list(_children):
+        if child.poll() is not None:
+            _children.remove(child)
+    with open(os.open(job.folder / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
+        try:
+            child = subprocess.Popen(
+                [*WORKER, str(job.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # `-m` looks in the current folder first, and the person's may hold a numpy.py; our own holds none.
+                cwd=job.folder,
+                env=environment(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise JobError(f"The worker process cannot be started ({error.strerror}).") from error
+    _children.append(child)
+    owner = Owner.of(child.pid)
+    if owner is not None:
+        job.own(owner)
+
+
+def environment() -> dict[str, str]:
+    """The worker's environment: this package is found though it may not be installed, and libraries start no threads."""
+    package = str(Path(shardyard.__file__).parents[1])
+    paths = [package, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != package)]
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    manners.quiet_libraries(found)
+    return found

@@ -1,0 +1,79 @@
+"""How to behave on a machine that others use: low priority outside a batch job, few workers, no threads nobody asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Mapping, MutableMapping
+
+from shardyard.limits import readings
+
+MOST_WORKERS = 4
+"""More threads did not copy faster from any file system tried."""
+NICE = 10
+_BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID", "PJM_JOBID")
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def in_batch_job(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a batch system gave this process its share of a machine."""
+    return any(environment.get(name) for name in _BATCH) or "PE_HOSTFILE" in environment
+
+
+def be_nice() -> None:
+    """Outside a batch job: the lowest claim on CPU and disk. Children inherit it; it cannot be taken back without rights."""
+    if in_batch_job():
+        return
+    with contextlib.suppress(OSError):
+        os.nice(max(0, NICE - os.nice(0)))
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError, AttributeError):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+def quiet_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Keep numpy's linear algebra from starting a thread for every core of the machine; call it before numpy is imported."""
+    for name in _THREADS:
+        environment.setdefault(name, "1")
+
+
+def workers(reading: readings.Readings | None = None) -> int:
+    """How many workers to use by default: from the affinity mask, the CPU quota and the process and address-space limits."""
+    reading = reading or readings.read()
+    most = min(MOST_WORKERS, readings.usable_cores(reading))
+    processes = reading.ulimits.get("processes")
+    if processes is not None:
+        most = min(most, processes // 16)
+    room = reading.address_space_left
+    if room is not None:
+        most = min(most, room // (256 << 20))
+    return max(1, most)
+
+
+def threads_can_start(count: int) -> bool:
+    """Whether `count` more threads can be started now; a limit on processes shows only when one is reached."""
+    gate = threading.Event()
+    started = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=gate.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+        return True
+    except (RuntimeError, MemoryError):
+        return False
+    finally:
+        gate.set()
+        for thread in started:
+            thread.join()
+
+
+def leave_time_to_stop(grace_s: int = 3) -> None:
+    """Where the CPU time is limited: have the kernel warn (SIGXCPU) a little before it kills."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard - grace_s) and hard > grace_s:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_CPU, (hard - grace_s, hard))
