@@ -318,7 +318,8 @@ def _jagged(made_by: str, args: object) -> object:
     found: list[tuple[object, object]] = []
     for argument in args:
         found += getattr(argument, "pairs", None) or []
-    parts = {k: v for k, v in found if isinstance(k, str) and isinstance(v, (TensorValue, CompositeValue, Broken))}
+    kinds = (TensorValue, CompositeValue, Broken)
+    parts: dict[str, object] = {k: v for k, v in found if isinstance(k, str) and isinstance(v, kinds)}
     if "_values" in parts or "values" in parts:
         parts = {k.lstrip("_"): v for k, v in parts.items()}
     return CompositeValue("nested_jagged", parts)

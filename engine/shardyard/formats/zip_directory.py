@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardyard.checkpoint import Record
+from shardyard.checkpoint import EncodedRecord, Record
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.text import printable
@@ -25,6 +27,11 @@ _TAIL = 22 + 65_535 + 20 + 56
 _SMALL_TAIL = 4096
 MOST_DIRECTORY_BYTES = 256 << 20
 STORED, DEFLATED = 0, 8
+_BLOCK = 1 << 20
+MOST_PICKLE_BYTES = 4 << 30
+MOST_DEFLATED_PICKLE_BYTES = 64 << 20
+MOST_DEFLATED_RATIO = 20
+"""A real data.pkl deflates 5.5 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,20 @@ class Member:
     """Bytes as unpacked."""
     header_offset: int
 
+    @property
+    def problem(self) -> str:
+        """Why its bytes cannot be used, as the end of a sentence about it; empty if they can."""
+        if self.flags & 1:
+            return "is encrypted"
+        if self.method not in (STORED, DEFLATED):
+            return f"is compressed by a method that torch never uses ({_METHODS.get(self.method, self.method)})"
+        if self.method == STORED and self.packed != self.nbytes:
+            return f"is stored, but its two sizes differ ({self.packed} and {self.nbytes})"
+        return ""
+
+
+_METHODS = {9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd", 95: "xz"}
+
 
 @dataclass(slots=True, eq=False)
 class ZipRecord(Record):
@@ -63,36 +84,85 @@ class ZipRecord(Record):
 
     def locate(self, handles: FileHandles) -> int:
         if not self.proven:
-            self.start = data_offset(handles, self)
+            self.start = _data_offset(handles, self, self.header_offset, self.end, self.nbytes, STORED)
             self.proven = True
         return self.start
 
 
-def data_offset(handles: FileHandles, record: ZipRecord) -> int:
+@dataclass(slots=True, eq=False)
+class DeflatedRecord(EncodedRecord):
+    """A deflated member, as tools that re-zip leave it; torch itself never compresses."""
+
+    header_offset: int = 0
+    """Absolute."""
+    end: int = 0
+    packed: int = 0
+    """Bytes as stored."""
+
+    def decode(self, handles: FileHandles) -> Iterator[bytes]:
+        """The decoded bytes; memory stays at two blocks whatever the ratio.
+
+        Raises:
+            DamagedError: the stream is damaged, has another length, or fails its checksum.
+        """
+        where = f"{printable(os.path.basename(self.path))}, record {printable(self.name, 80)}"
+        offset = _data_offset(handles, self, self.header_offset, self.end, self.packed, DEFLATED)
+        inflate = zlib.decompressobj(-15)
+        left, done, crc = self.packed, 0, 0
+        pending = b""
+        while not inflate.eof:
+            fresh = b"" if pending else handles.read(self.path, offset, min(left, _BLOCK))
+            offset, left = offset + len(fresh), left - len(fresh)
+            try:
+                block = inflate.decompress(pending or fresh, _BLOCK)
+            except zlib.error:
+                raise DamagedError(f"{where}: its compressed data is damaged.", path=self.path) from None
+            if not (block or pending or fresh or inflate.eof):
+                raise DamagedError(f"{where}: its compressed data is cut short.", path=self.path)
+            pending = inflate.unconsumed_tail
+            done, crc = done + len(block), zlib.crc32(block, crc)
+            if done > self.nbytes:
+                break
+            if block:
+                yield block
+        if done != self.nbytes or (self.crc32 is not None and crc != self.crc32):
+            raise DamagedError(
+                f"{where}: its compressed data has another length or checksum than the directory says.", path=self.path
+            )
+
+
+def _data_offset(handles: FileHandles, record: Record, header_offset: int, end: int, packed: int, method: int) -> int:
     """Absolute offset of a member's bytes by its local header, which must agree with the central directory.
 
     Raises:
-        DamagedError: signature, name or place do not agree.
+        DamagedError: signature, name, size or place do not agree.
     """
     raw_name = record.name.encode("utf-8", "surrogateescape")
-    head = handles.read(record.path, record.header_offset, min(30 + len(raw_name), record.end - record.header_offset))
-    where = f"{os.path.basename(record.path)}, record {printable(record.name, 80)}"
+    head = handles.read(record.path, header_offset, min(30 + len(raw_name), end - header_offset))
+    where = f"{printable(os.path.basename(record.path))}, record {printable(record.name, 80)}"
     if len(head) < 30 or head[:4] != b"PK\x03\x04":
         raise DamagedError(f"{where}: its header is not where the directory says.", path=record.path)
     fields = _LOCAL.unpack_from(head)
     name_length, extra_length = int(fields[9]), int(fields[10])
     if head[30 : 30 + name_length] != raw_name or name_length != len(raw_name):
         raise DamagedError(f"{where}: its own header has another name.", path=record.path)
-    if fields[3] != STORED or fields[2] & 1:
-        raise DamagedError(f"{where}: its own header says it is compressed or encrypted.", path=record.path)
-    start = record.header_offset + 30 + name_length + extra_length
-    if start + record.nbytes > record.end:
+    if fields[3] != method or fields[2] & 1:
+        raise DamagedError(f"{where}: its own header says it is compressed otherwise, or encrypted.", path=record.path)
+    if not fields[2] & 8 and fields[7] not in (packed, 0xFFFFFFFF):
+        raise DamagedError(
+            f"{where}: it has {packed} bytes by the directory and {fields[7]} by its own header.", path=record.path
+        )
+    start = header_offset + 30 + name_length + extra_length
+    if start + packed > end:
         raise DamagedError(f"{where}: its bytes go on beyond the directory.", path=record.path)
     return start
 
 
-def read_directory(handles: FileHandles, window: Window) -> list[Member]:
+def read_directory(handles: FileHandles, window: Window, notes: list[str] | None = None) -> list[Member]:
     """All members, in the order of the directory.
+
+    Args:
+        notes: gets sentences about oddities that leave the archive readable (bytes after its end); without it they are refused.
 
     Raises:
         DamagedError: there is no directory, or it contradicts the file.
@@ -113,8 +183,12 @@ def read_directory(handles: FileHandles, window: Window) -> list[Member]:
         )
     _, disk, first_disk, _, count, size, offset, comment = _END.unpack_from(tail, at)
     end_at = window.nbytes - tail_bytes + at
-    if at + _END.size + comment != len(tail):
-        raise DamagedError(f"{printable(name)} has bytes after its zip directory.", path=window.path)
+    after = len(tail) - at - _END.size - comment
+    if after:
+        said = f"{printable(name)} has {after} bytes after its zip directory"
+        if after < 0 or notes is None:
+            raise DamagedError(f"{said}." if after > 0 else f"{printable(name)} ends in its zip directory.", path=window.path)
+        notes.append(f"{said}, which belong to nothing.")
     directory_end = end_at
     locator_at = at - _END64_LOCATOR.size
     if locator_at >= 0 and tail[locator_at : locator_at + 4] == b"PK\x06\x07":
@@ -160,7 +234,7 @@ def _members(directory: bytes, count: int, directory_offset: int, window: Window
             name_length,
             extra_length,
             comment_length,
-            _,
+            disk,
             _,
             _,
             header,
@@ -171,10 +245,9 @@ def _members(directory: bytes, count: int, directory_offset: int, window: Window
         position += name_length + extra_length + comment_length
         if packed == 0xFFFFFFFF or nbytes == 0xFFFFFFFF or header == 0xFFFFFFFF:
             nbytes, packed, header = _zip64(extra, nbytes, packed, header, name, window)
-        if header + 30 > directory_offset or header + packed > directory_offset:
-            raise DamagedError(
-                f"{name}: record {printable(str(raw, 'utf-8', 'replace'), 80)} lies outside the file.", path=window.path
-            )
+        if header + 30 > directory_offset or header + packed > directory_offset or disk not in (0, 0xFFFF):
+            where = "outside the file" if disk in (0, 0xFFFF) else f"on disk {disk} of an archive in several parts"
+            raise DamagedError(f"{name}: record {printable(str(raw, 'utf-8', 'replace'), 80)} lies {where}.", path=window.path)
         found.append(Member(str(raw, "utf-8", "surrogateescape"), method, flags, crc, packed, nbytes, header))
     if len(found) != count:
         raise DamagedError(
@@ -215,3 +288,65 @@ def record_of(member: Member, window: Window, alignment: int = 64) -> ZipRecord:
         header_offset=window.start + member.header_offset,
         end=window.start + window.nbytes,
     )
+
+
+def deflated_record_of(member: Member, window: Window) -> DeflatedRecord:
+    """A deflated member as a record that must be decoded before it can be read."""
+    return DeflatedRecord(
+        window.path,
+        member.nbytes,
+        0,
+        member.name,
+        member.crc32,
+        header_offset=window.start + member.header_offset,
+        end=window.start + window.nbytes,
+        packed=member.packed,
+    )
+
+
+def read_member(handles: FileHandles, member: Member, window: Window, most: int) -> bytes:
+    """All bytes of a member, its checksum checked: for pickles and small records, not for tensor data.
+
+    Raises:
+        DamagedError: it is larger than `most`, compressed beyond reason, or damaged.
+    """
+    name = f"{printable(os.path.basename(window.path))}: {printable(member.name, 80)}"
+    if member.problem:
+        raise DamagedError(f"{name} {member.problem}.", path=window.path)
+    if member.nbytes > most:
+        raise DamagedError(f"{name} has {member.nbytes} bytes; at most {most} are read.", path=window.path)
+    if member.method == DEFLATED:
+        if member.nbytes > min(most, MOST_DEFLATED_PICKLE_BYTES) or member.nbytes > MOST_DEFLATED_RATIO * member.packed + 4096:
+            sizes = f"{member.nbytes} bytes from {member.packed}"
+            raise DamagedError(f"{name} is compressed ({sizes}), which torch never does, and was not unpacked.", path=window.path)
+        return b"".join(deflated_record_of(member, window).decode(handles))
+    record = record_of(member, window)
+    data = handles.read(window.path, record.locate(handles), member.nbytes)
+    if zlib.crc32(data) != member.crc32:
+        raise DamagedError(f"{name} fails its checksum: the file is damaged; copy it again.", path=window.path)
+    return data
+
+
+def twice(members: Sequence[Member]) -> list[str]:
+    """Names that occur more than once, without regard to case, as torch looks them up."""
+    seen: set[str] = set()
+    found: dict[str, None] = {}
+    for member in members:
+        folded = member.name.lower()
+        if folded in seen:
+            found[member.name] = None
+        seen.add(folded)
+    return list(found)
+
+
+def overlapping(members: Sequence[Member]) -> list[tuple[str, str]]:
+    """Pairs of records that share bytes of the file, as far as the central directory tells."""
+    found: list[tuple[str, str]] = []
+    end, last = -1, ""
+    for member in sorted(members, key=lambda m: m.header_offset):
+        if member.header_offset < end:
+            found.append((last, member.name))
+        reach = member.header_offset + 30 + len(member.name.encode("utf-8", "surrogateescape")) + member.packed
+        if reach > end:
+            end, last = reach, member.name
+    return found
