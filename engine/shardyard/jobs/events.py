@@ -114,7 +114,8 @@ class Combined:
         whole["eta"] = (whole["total"] - whole["done"]) / whole["rate"] if whole["rate"] else None
         memory: list[dict[str, Any]] = [e["memory"] for e in every if e.get("memory")]
         if memory:
-            whole["memory"] = {**max(memory, key=lambda m: _fullness(m)), "anon": sum(m.get("anon") or 0 for m in memory)}
+            tightest = max(memory, key=_fullness)
+            whole["memory"] = {**tightest, "anon": sum(m.get("anon") or 0 for m in memory)}
         disks = [e["disk"] for e in every if e.get("disk") and e["disk"].get("free") is not None]
         if disks:
             whole["disk"] = min(disks, key=lambda disk: float(disk["free"]))
