@@ -1,0 +1,152 @@
+"""Which checkpoint a path means.  Never a guess: one level too high or too low is found and said, several are listed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from shardyard.checkpoint import CheckpointKind
+from shardyard.discover.look import Look, look
+from shardyard.discover.walk import walk
+from shardyard.errors import AmbiguousError, UsageError
+from shardyard.formats import gguf, hf_folder, npz, torch_single
+from shardyard.formats.folder import Folder
+from shardyard.formats.model_config import NAME as CONFIG_NAME
+from shardyard.formats.registry import Candidate, Format
+from shardyard.text import printable
+
+LEVELS_UP = 3
+LEVELS_DOWN = 3
+MOST_FOLDERS_DOWN = 2000
+NOTE = "note"
+"""Key in a candidate's details: a sentence about where it was found."""
+
+
+def find(paths: Path | str | Sequence[Path | str]) -> Candidate:
+    """The checkpoint that is meant by one path, or by several folders that belong together.
+
+    Raises:
+        UsageError: there is no such path, or no checkpoint there.
+        AmbiguousError: several qualify.
+    """
+    given = [Path(os.path.abspath(p)) for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    if not given:
+        raise UsageError("No path was given.")
+    for path in given:
+        if not os.path.lexists(path):
+            raise UsageError(f"There is no {printable(str(path))}.", path=str(path))
+    if len(given) == 1:
+        path = given[0]
+        return _of_folder(Folder(path)) if path.is_dir() else of_file(path)
+    files = [p for p in given if not p.is_dir()]
+    if files:
+        text = "Several paths are one checkpoint only if all of them are folders; "
+        raise UsageError(f"{text}{printable(str(files[0]))} is a file.", path=str(files[0]))
+    return _of_folder(Folder(*given))
+
+
+def of_file(path: Path) -> Candidate:
+    """The checkpoint that a file belongs to, or is."""
+    for level, parent in enumerate(list(path.parents)[: LEVELS_UP + 1]):
+        inside = path.relative_to(parent).as_posix()
+        for candidate in look(Folder(parent)).candidates:
+            if inside in candidate.files or (level and inside.partition("/")[0] in candidate.folders):
+                return candidate if candidate.files == (inside,) or level == 0 else _note(candidate, path, "belongs to")
+    return _alone(path)
+
+
+def _alone(path: Path) -> Candidate:
+    """A file that no format knows by its name: opened by its content."""
+    folder = Folder(path.parent)
+    if path.name not in folder.entries:
+        raise UsageError(f"{printable(str(path))} cannot be looked at.", path=str(path))
+    reader: Format = torch_single.FORMAT
+    kind = _KINDS["torch"]
+    for ending, (other, name) in _BY_ENDING.items():
+        if path.name.lower().endswith(ending):
+            reader, kind = other, _KINDS[name]
+    return Candidate(reader, folder, path, kind, (path.name,))
+
+
+_KINDS = {k.value: k for k in CheckpointKind}
+_BY_ENDING: dict[str, tuple[Format, str]] = {
+    ".safetensors": (hf_folder.FORMAT, "safetensors"),
+    ".gguf": (gguf.FORMAT, "gguf"),
+    ".npz": (npz.FORMAT, "npz"),
+    ".npy": (npz.FORMAT, "npz"),
+}
+
+
+def _of_folder(folder: Folder) -> Candidate:
+    seen = look(folder)
+    if seen.meant:
+        return _only(seen.meant, folder)
+    above = _claimed_above(folder)
+    if above is not None:
+        return _note(above, folder.path, "is part of")
+    if seen.candidates:
+        return _only(seen.candidates, folder)
+    return _below(folder, seen)
+
+
+def _only(candidates: Sequence[Candidate], folder: Folder) -> Candidate:
+    if len(candidates) == 1:
+        return candidates[0]
+    paths = [_shown(c, folder) for c in candidates]
+    listed = ", ".join(paths[:8]) + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+    raise AmbiguousError(
+        f"{printable(folder.name) or '.'} holds {len(paths)} checkpoints ({listed}); give the path of one.",
+        paths,
+        path=str(folder.path),
+    )
+
+
+def _shown(candidate: Candidate, folder: Folder) -> str:
+    try:
+        return printable(candidate.path.relative_to(folder.path).as_posix())
+    except ValueError:
+        return printable(str(candidate.path))
+
+
+def _claimed_above(folder: Folder) -> Candidate | None:
+    """A checkpoint further up that has this folder as its own."""
+    path = folder.path
+    for parent in list(path.parents)[:LEVELS_UP]:
+        inside = path.relative_to(parent).as_posix()
+        first = inside.partition("/")[0]
+        for candidate in look(Folder(parent)).candidates:
+            if first in candidate.folders or any(f.startswith(inside + "/") for f in candidate.files):
+                return candidate
+    return None
+
+
+def _below(folder: Folder, seen: Look) -> Candidate:
+    """The one checkpoint further down."""
+    found: list[Candidate] = []
+    for count, visit in enumerate(walk(folder, depth=LEVELS_DOWN)):
+        found.extend(visit.look.candidates)
+        if count >= MOST_FOLDERS_DOWN:
+            break
+    # A folder's own path means its first checkpoint; what lies beside it there is named by its file.
+    meant = [c for c in found if c.path == c.folder.path] or found
+    if meant:
+        return _note(_only(meant, folder), folder.path, "was given; the checkpoint is")
+    name = printable(folder.name)
+    if seen.problems:
+        raise UsageError(seen.problems[0], path=str(folder.path))
+    if CONFIG_NAME in folder.files:
+        beside = look(folder.parent()).candidates
+        where = f"; the weights are one level up, in {printable(folder.path.parent.name)}" if beside else ""
+        raise UsageError(f"{name} holds only a model's configuration and no weights{where}.", path=str(folder.path))
+    raise UsageError(f"There is no checkpoint in {name}.", path=str(folder.path))
+
+
+def _note(candidate: Candidate, given: Path, relation: str) -> Candidate:
+    """The candidate, with a sentence that tells where it was found."""
+    if candidate.path == given:
+        return candidate
+    where = printable(os.path.relpath(candidate.path, given if given.is_dir() else given.parent))
+    text = f"{printable(given.name)} {relation} {printable(candidate.path.name) if where.startswith('.') else where}."
+    return replace(candidate, details={**candidate.details, NOTE: text})

@@ -1,0 +1,161 @@
+"""Opening what was found: with the files beside it, by its content where its name misleads, and with its health."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from shardyard import health
+from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry
+from shardyard.discover.choose import NOTE, find
+from shardyard.discover.look import SINGLES
+from shardyard.errors import CheckpointError, ShardyardError, UsageError
+from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats import gguf, hf_folder, npz, torch_single
+from shardyard.formats.model_config import find_config
+from shardyard.formats.registry import Candidate, Format, OpenOptions
+from shardyard.formats.side_files import side_files
+from shardyard.formats.sniff import Content, sniff_file
+from shardyard.text import printable
+
+_BY_CONTENT: dict[Content, tuple[Format, CheckpointKind]] = {
+    Content.SAFETENSORS: (hf_folder.FORMAT, CheckpointKind.SAFETENSORS),
+    Content.ZIP: (torch_single.FORMAT, CheckpointKind.TORCH),
+    Content.PICKLE: (torch_single.FORMAT, CheckpointKind.TORCH),
+    Content.TAR: (torch_single.FORMAT, CheckpointKind.TORCH),
+    Content.GGUF: (gguf.FORMAT, CheckpointKind.GGUF),
+    Content.NPY: (npz.FORMAT, CheckpointKind.NPZ),
+}
+_TRAINING_KINDS = frozenset(CheckpointKind) - {
+    CheckpointKind.SAFETENSORS,
+    CheckpointKind.SAFETENSORS_SHARDED,
+    CheckpointKind.TORCH,
+    CheckpointKind.TORCH_SHARDED,
+    CheckpointKind.LORA,
+    CheckpointKind.GGUF,
+    CheckpointKind.NPZ,
+    CheckpointKind.UNREADABLE,
+}
+
+
+def open_checkpoint(paths: Path | str | Sequence[Path | str], options: OpenOptions | None = None) -> Checkpoint:
+    """Find and open the checkpoint that is meant, its health examined.
+
+    Raises:
+        UsageError: no such path, no checkpoint there, or several (AmbiguousError).
+        CheckpointError: nothing can be said about it.
+    """
+    return open_candidate(find(paths), options or OpenOptions())
+
+
+def open_candidate(candidate: Candidate, options: OpenOptions) -> Checkpoint:
+    """Open a candidate; errors as `open_checkpoint`."""
+    actual, mislabelled = _by_content(candidate, options)
+    checkpoint = actual.open(options)
+    if mislabelled is not None:
+        checkpoint.findings.append(mislabelled)
+    note = candidate.details.get(NOTE)
+    if isinstance(note, str):
+        checkpoint.findings.append(Finding("other-level", Severity.INFO, note))
+    _attach(checkpoint, candidate)
+    checkpoint.findings[:] = health.findings(checkpoint)
+    return checkpoint
+
+
+def _by_content(candidate: Candidate, options: OpenOptions) -> tuple[Candidate, Finding | None]:
+    """A single file whose content is another format's than its name's goes to that format."""
+    if len(candidate.files) != 1 or candidate.kind not in (*SINGLES, CheckpointKind.GGUF, CheckpointKind.NPZ):
+        return candidate, None
+    entry = candidate.folder.entries.get(candidate.files[0])
+    if entry is None or not entry.is_file:
+        return candidate, None
+    content = sniff_file(options.handles, entry.path).content
+    reader, kind = _BY_CONTENT.get(content, (candidate.format, candidate.kind))
+    if (
+        kind is candidate.kind
+        or candidate.kind is CheckpointKind.LORA
+        or (content is Content.ZIP and kind is not CheckpointKind.TORCH)
+    ):
+        return candidate, None
+    if candidate.kind is CheckpointKind.NPZ and content is Content.ZIP:
+        return candidate, None
+    text = f"{printable(candidate.files[0])} is a {_NAMES[kind]} file, whatever its name says."
+    finding = Finding("wrong-type", Severity.INFO, text, "Give it the ending of its kind.", candidate.files)
+    return replace(candidate, format=reader, kind=kind), finding
+
+
+_NAMES = {
+    CheckpointKind.SAFETENSORS: "safetensors",
+    CheckpointKind.TORCH: "torch (pickle)",
+    CheckpointKind.GGUF: "GGUF",
+    CheckpointKind.NPZ: "NumPy",
+}
+
+
+def _attach(checkpoint: Checkpoint, candidate: Candidate) -> None:
+    """Add what lies beside the weights: config.json, tokenizer, the run's own state."""
+    folder = candidate.folder
+    if checkpoint.config is None:
+        above = checkpoint.kind in _TRAINING_KINDS
+        checkpoint.config, checkpoint.config_folder = find_config(folder, above=above)
+    if candidate.path != folder.path:
+        return
+    known = {f.path for f in checkpoint.files}
+    extra = [f for f in side_files(folder) if f.path not in known]
+    checkpoint.files.extend(extra)
+    for file in extra:
+        if file.role == "masters+optimizer":
+            checkpoint.usage.optimizer += file.nbytes
+        else:
+            checkpoint.usage.other += file.nbytes
+
+
+def unreadable(candidate: Candidate, error: ShardyardError) -> Checkpoint:
+    """What can be said of a checkpoint that could not be opened: the error, as a finding."""
+    files = []
+    for name in candidate.files:
+        entry = candidate.folder.entries.get(name)
+        files.append(FileEntry(name, entry.nbytes if entry else 0, "weights"))
+    code = error.code if isinstance(error, CheckpointError) else "unsupported"
+    message = error.message
+    path = candidate.folder.path / candidate.files[0] if len(candidate.files) == 1 else None
+    if path is not None:
+        what = _not_regular(path)
+        if what:
+            code, message = "wrong-type", f"{printable(path.name)} is {what}."
+    remedy = _REMEDIES.get(code, "") if "again" not in message and "git lfs" not in message else ""
+    names = (printable(os.path.basename(error.path)),) if error.path else candidate.files[:1]
+    finding = Finding(code, Severity.ERROR, message, remedy, names, blocks=Blocks.MERGE)
+    kind = CheckpointKind.UNREADABLE
+    return Checkpoint(candidate.path, kind, files, {}, None, findings=[finding], checked={"headers"})
+
+
+_REMEDIES = {
+    "truncated": "Copy it again from where it was written.",
+    "corrupt": "Copy it again from where it was written; if that does not help, use another step.",
+    "wrong-type": "Fetch the right file.",
+}
+
+
+def _not_regular(path: Path) -> str:
+    """What a path is that is no regular file, as the end of a sentence; empty for regular files."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return "a broken link: what it points at does not exist" if path.is_symlink() else ""
+    except OSError as error:
+        return "a link that goes round in circles" if path.is_symlink() and not isinstance(error, PermissionError) else ""
+    if stat.S_ISREG(mode):
+        return ""
+    if stat.S_ISDIR(mode):
+        return "a folder, although its name looks like a file"
+    what = next((name for test, name in _SPECIAL if test(mode)), "not a regular file")
+    return f"{what}, not a regular file; it was not opened"
+
+
+_SPECIAL = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
+
+__all__ = ["UsageError", "open_candidate", "open_checkpoint", "unreadable"]
