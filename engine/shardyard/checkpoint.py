@@ -323,8 +323,22 @@ class EvenRuns:
         if self.nbytes != nbytes or self.per * len(self.ranks) < nbytes:
             path = self.ranks[0].path if self.ranks else None
             raise DamagedError(f"{self.per} bytes on {len(self.ranks)} ranks cannot hold {nbytes}.", path=path)
-        for record in self.records():
-            _need(self.offset + self.per <= record.nbytes, record, "a run leaves its record")
+        if nbytes:
+            _need(self.offset >= 0, self.ranks[0], "a run begins before its record")
+        if self.offset + self.per > _smallest(self.ranks):
+            for record in self.records():
+                _need(self.offset + self.per <= record.nbytes, record, "a run leaves its record")
+
+
+_measured: tuple[Sequence[Record], int] = ((), 0)
+
+
+def _smallest(ranks: Sequence[Record]) -> int:
+    """Bytes of the smallest record; the last answer is kept, since all tensors of a group share one sequence."""
+    global _measured
+    if _measured[0] is not ranks:
+        _measured = (ranks, min((record.nbytes for record in ranks), default=0))
+    return _measured[1]
 
 
 @dataclass(slots=True)
