@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from shardyard.errors import Cancelled
 from shardyard.findings import Finding
@@ -27,6 +28,8 @@ class Context:
     task = 0
     """Which of `tasks` processes this is; each takes its own work units of one plan."""
     tasks = 1
+    folder: Path | None = None
+    """Where an operation may put results that are too large for an event, as they come: the job's folder."""
 
     def plan(self, plan: Mapping[str, object]) -> None:
         """The plan, once, before any data is read."""

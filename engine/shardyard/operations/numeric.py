@@ -199,12 +199,6 @@ def unordered(keys: Array, dtype: DType) -> Array:
     return np.where(keys & top, keys ^ top, ~keys).view(kind)
 
 
-def same_values(x: Array, y: Array) -> bool:
-    """Whether two arrays of floats hold the same values: signs of zeros and payloads of NaNs do not count."""
-    equal = x == y
-    return bool(equal.all()) or bool((equal | (np.isnan(x) & np.isnan(y))).all())
-
-
 def by_name(name: str) -> DType:
     """A dtype that is certain to be in the table."""
     return BY_NAME[name]
