@@ -72,7 +72,8 @@ def _values(rows: Sequence[Row]) -> str:
         return f"{_agreement(good)}{_ending(good)}."
     if good and len(bad) <= _MOST_NAMED:
         exceptions = "; ".join(f"{printable(row['name'], 120)}: {reason(row)}" for row in bad)
-        return f"{_short_agreement(good)} except {exceptions}."
+        agreement = _short_agreement(good)
+        return f"{agreement}{',' if 'exactly' in agreement else ''} except {exceptions}."
     return _many(rows, bad)
 
 
