@@ -7,6 +7,7 @@ are kept in an LRU of at most half the process's limit, reads are `pread`s of wh
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import resource
 import stat
@@ -169,3 +170,18 @@ def _cannot_read(path: str, error: OSError) -> DamagedError | UsageError:
         return DamagedError(f"{name} cannot be read: permission denied.", code="unsupported", path=path)
     reason = os.strerror(error.errno) if error.errno else str(error)
     return DamagedError(f"{name} cannot be read: {reason}.", code="corrupt", path=path)
+
+
+HEAD_BYTES, TAIL_BYTES = 4096, 16384
+
+
+def fingerprint(handles: FileHandles, path: str) -> dict[str, str | int]:
+    """What tells a changed file: its size and a hash of both ends, where headers, zip directories and their CRCs are.
+
+    Times are no part of it: a copy of a checkpoint is the same checkpoint.
+    """
+    nbytes = handles.size(path)
+    head = handles.read(path, 0, min(HEAD_BYTES, nbytes))
+    tail_bytes = min(TAIL_BYTES, nbytes - len(head))
+    tail = handles.read(path, nbytes - tail_bytes, tail_bytes)
+    return {"bytes": nbytes, "sha256": hashlib.sha256(head + tail).hexdigest()}

@@ -1,0 +1,145 @@
+"""What exactly is written: each tensor's output name and dtype, ties dropped or kept, and what a format cannot hold refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shardyard.checkpoint import Checkpoint, Tensor
+from shardyard.dtypes import BY_NAME, DType
+from shardyard.errors import CheckpointError, DamagedError, UnsupportedError
+from shardyard.formats import model_config
+from shardyard.operations.names import matching
+from shardyard.operations.options import MergeOptions
+from shardyard.operations.outputs import Written
+from shardyard.operations.selection import Selection
+from shardyard.operations.ties import tie_groups
+from shardyard.text import printable
+
+MOST_NAMED = 5
+
+
+@dataclass(slots=True)
+class Contents:
+    """The tensors of the output."""
+
+    written: list[Written]
+    """In module order; each once."""
+    order: list[str]
+    """All names of the output, aliases included, in module order."""
+    tied: dict[str, str] = field(default_factory=dict)
+    """Aliases to owners: names that are not written."""
+
+
+def check_layout(tensor: Tensor, name: str) -> None:
+    """Show that every byte of a tensor is written exactly once.
+
+    Raises:
+        DamagedError: it is not; the sentence names the tensor.
+    """
+    if tensor.layout is None:
+        return
+    try:
+        tensor.layout.prove(tensor.nbytes)
+    except DamagedError as error:
+        sentence = f"{printable(name, 120)}: {error.message}"
+        raise DamagedError(sentence, code=error.code, path=error.path, tensors=[name]) from error
+
+
+def choose(checkpoint: Checkpoint, selection: Selection, options: MergeOptions, kind: str) -> Contents:
+    """The output's tensors by `--dtype`, `--keep-dtype` and `--tied`, for a format.
+
+    Raises:
+        CheckpointError: the format cannot hold some of them, or a cast is not possible.
+    """
+    names, tensors = selection.names, selection.tensors
+    _refuse_composites(checkpoint, selection, kind)
+    tied: dict[str, str] = {}
+    copies: dict[str, list[Tensor]] = {}
+    if options.tied != "both":
+        for group in tie_groups(checkpoint, tensors):
+            # A torch file keeps every name, on one storage, so there a tie costs nothing.
+            if options.tied == "once" or group.declared or kind == "torch":
+                tied.update(dict.fromkeys(group.aliases, group.owner))
+                copies.setdefault(group.owner, []).extend(tensors[n] for n in group.compare)
+    target = _target(checkpoint, options)
+    kept = matching([n for old in tensors for n in (old, names[old])], options.keep_dtype)
+    written: list[Written] = []
+    for old, tensor in tensors.items():
+        if old not in tied:
+            keep = target is None or not tensor.dtype.castable or old in kept or names[old] in kept
+            dtype = tensor.dtype if keep or target is None else target
+            written.append(Written(names[old], tensor, dtype, tuple(copies.get(old, ()))))
+    _refuse_unholdable(written, kind)
+    new_tied = {names[alias]: names[owner] for alias, owner in tied.items()}
+    return Contents(written, [names[old] for old in tensors], new_tied)
+
+
+def _target(checkpoint: Checkpoint, options: MergeOptions) -> DType | None:
+    """The dtype to cast to; None to keep what is stored."""
+    if options.dtype in (None, "keep"):
+        return None
+    method = model_config.quantised(checkpoint.config)
+    if method:
+        raise UnsupportedError(
+            f"config.json says that the weights are quantised ({printable(method, 40)}); they can only be kept as they are "
+            "(--dtype keep).",
+            code="quantised",
+            path=str(checkpoint.path),
+        )
+    return BY_NAME[str(options.dtype)]
+
+
+def _refuse_composites(checkpoint: Checkpoint, selection: Selection, kind: str) -> None:
+    """Sparse, quantised and nested values: their parts alone would not be the value."""
+    held = [c for c in checkpoint.composites if any(part in selection.tensors for part in c.parts)]
+    if held:
+        kinds = ", ".join(sorted({c.kind for c in held}))
+        raise UnsupportedError(
+            f"{_listed(c.name for c in held)} ({printable(kinds, 60)}) cannot be written to a {kind} file by a merge; "
+            "leave them out with --exclude.",
+            code="unsupported",
+            path=str(checkpoint.path),
+            tensors=[c.name for c in held],
+        )
+
+
+def _refuse_unholdable(written: list[Written], kind: str) -> None:
+    if kind == "safetensors":
+        bad = [w for w in written if w.dtype.safetensors is None or not _valid(w.name)]
+        hint = "leave them out with --exclude, or write --format torch"
+    else:
+        bad = [w for w in written if w.dtype.name not in BY_NAME or w.dtype.bits % 8]
+        hint = "leave them out with --exclude"
+    if bad:
+        types = ", ".join(sorted({printable(w.dtype.name, 40) for w in bad}))
+        raise UnsupportedError(
+            f"A {kind} file cannot hold {_listed(w.name for w in bad)} ({types}); {hint}.",
+            code="unsupported",
+            tensors=[w.name for w in bad],
+        )
+
+
+def _valid(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return name != "__metadata__"
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    shown = ", ".join(printable(n, 120) for n in every[:MOST_NAMED])
+    return shown + (f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else "")
+
+
+def overflow_error(counts: dict[str, int], dtype: str) -> CheckpointError:
+    """What a cast that made finite values infinite ends with."""
+    names = sorted(counts)
+    return CheckpointError(
+        f"{sum(counts.values())} finite values become infinite as {dtype}, in {_listed(names)}; nothing was written. "
+        "Choose bfloat16 or float32, keep these with --keep-dtype, or add --allow-overflow.",
+        code="overflow",
+        tensors=names,
+    )

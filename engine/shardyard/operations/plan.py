@@ -1,0 +1,320 @@
+"""A merge's plan: every byte of the output has its place, and every refusal is made, before a byte of tensor data is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardyard import __version__
+from shardyard.checkpoint import Checkpoint, EncodedRecord, EvenRuns, Record, Tensor
+from shardyard.errors import NoRoomError, UsageError
+from shardyard.files import FileHandles, fingerprint
+from shardyard.findings import Finding
+from shardyard.limits import disk
+from shardyard.operations import contents, estimate
+from shardyard.operations.options import MergeOptions
+from shardyard.operations.outputs import (
+    OutputFile,
+    index_file,
+    literal_file,
+    safetensors_file,
+    split,
+    torch_file,
+)
+from shardyard.operations.place import MARKER, Place, check_free
+from shardyard.operations.selection import Selection, select
+from shardyard.text import printable
+
+UNIT = 64 << 20
+"""A work unit lies between absolute multiples of this many bytes of an output file: page and stripe aligned."""
+MOST_LISTED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A slice of an output file that one thread writes."""
+
+    number: int
+    file: OutputFile
+    lo: int
+    hi: int
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """What will be read and written, exactly."""
+
+    place: Place
+    options: MergeOptions
+    checkpoint: Checkpoint
+    selection: Selection
+    files: list[OutputFile]
+    tied: dict[str, str]
+    """Aliases to owners, in output names, of names that are not written (or that share a storage)."""
+    casts: Counter[tuple[str, str]]
+    sources: dict[str, dict[str, str | int]]
+    """Fingerprints by path."""
+    spool: list[EncodedRecord]
+    """Compressed records that are decoded into staging first."""
+    findings: list[Finding]
+    hash: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def out(self) -> Path:
+        return self.place.out
+
+    @property
+    def complete(self) -> bool:
+        return self.selection.complete
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(f.nbytes for f in self.files)
+
+    @cached_property
+    def _first_units(self) -> list[int]:
+        firsts = [0]
+        for file in self.files:
+            firsts.append(firsts[-1] + -(-file.nbytes // UNIT))
+        return firsts
+
+    @property
+    def units(self) -> int:
+        """How many work units there are."""
+        return self._first_units[-1]
+
+    def unit(self, number: int) -> Unit:
+        """A work unit by its number."""
+        k = bisect_right(self._first_units, number) - 1
+        file = self.files[k]
+        lo = (number - self._first_units[k]) * UNIT
+        return Unit(number, file, lo, min(file.nbytes, lo + UNIT))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as the app, `--dry-run` and the job's first event show it."""
+        return self.summary
+
+
+def plan_merge(
+    sources: Sequence[str | os.PathLike[str]] | Checkpoint,
+    out: str | os.PathLike[str],
+    options: MergeOptions | None = None,
+    *,
+    side_files: Mapping[str, bytes] | None = None,
+    resuming: bool = False,
+) -> Plan:
+    """Plan a merge of a checkpoint, or of the folders that hold one. No byte of tensor data is read.
+
+    `side_files` are written beside the weights (an export's config and tokenizer).  `resuming`: an output that this very plan
+    has published already is no obstacle.
+
+    Raises:
+        ShardyardError: it cannot be merged, or not there.
+    """
+    options = options or MergeOptions()
+    place = Place.of(out)
+    checkpoint = sources if isinstance(sources, Checkpoint) else _open(sources, options)
+    with FileHandles() as handles:
+        return _plan(checkpoint, place, options, dict(side_files or {}), handles, resuming=resuming)
+
+
+def _open(sources: Sequence[str | os.PathLike[str]], options: MergeOptions) -> Checkpoint:
+    from shardyard.discover import open_checkpoint
+    from shardyard.formats.registry import OpenOptions
+
+    return open_checkpoint([Path(s) for s in sources], OpenOptions(tag=options.tag, part=options.part))
+
+
+def _plan(
+    checkpoint: Checkpoint,
+    place: Place,
+    options: MergeOptions,
+    side_files: dict[str, bytes],
+    handles: FileHandles,
+    *,
+    resuming: bool,
+) -> Plan:
+    kind = _output_format(place, options)
+    selection = select(checkpoint, options)
+    for name, tensor in selection.tensors.items():
+        contents.check_layout(tensor, selection.names[name])
+    chosen = contents.choose(checkpoint, selection, options, kind)
+    used = _source_files(selection.tensors.values())
+    if not resuming:
+        check_free(place, overwrite=options.overwrite, sources=[*used, str(checkpoint.path)])
+    files, places = _lay_out(chosen, place, options, kind)
+    plan = Plan(
+        place,
+        options,
+        checkpoint,
+        selection,
+        files,
+        chosen.tied,
+        Counter((w.tensor.dtype.name, w.dtype.name) for w in chosen.written if w.cast),
+        {path: fingerprint(handles, path) for path in used},
+        _encoded(selection.tensors.values()),
+        list(selection.findings),
+    )
+    if place.single and side_files:
+        raise UsageError("Side files need a folder as the output.", path=str(place.out))
+    plan.files.extend(literal_file(name, data) for name, data in side_files.items())
+    plan.hash = _hash(plan, kind)
+    if not place.single:
+        plan.files.append(_marker(plan))
+    estimate.summarise(plan, kind, places)
+    _check_room(plan, resuming=resuming)
+    return plan
+
+
+def _output_format(place: Place, options: MergeOptions) -> str:
+    said = place.format
+    if said is not None and options.format is not None and said != options.format:
+        raise UsageError(f"{printable(place.out.name)} ends like a {said} file, but --format {options.format} was asked for.")
+    return said or options.format or "safetensors"
+
+
+def _lay_out(
+    chosen: contents.Contents, place: Place, options: MergeOptions, kind: str
+) -> tuple[list[OutputFile], dict[str, str]]:
+    """The weight files and, where there are several, the index; and which file holds which name."""
+    most = None if place.single else options.max_shard_size
+    shards = split([w.nbytes for w in chosen.written], most)
+    stem, ending = ("model", ".safetensors") if kind == "safetensors" else ("pytorch_model", ".bin")
+    order = {name: k for k, name in enumerate(chosen.order)}
+    by_owner: dict[str, list[str]] = {}
+    for alias, owner in chosen.tied.items():
+        by_owner.setdefault(owner, []).append(alias)
+    files: list[OutputFile] = []
+    places: dict[str, str] = {}
+    for k, shard in enumerate(shards):
+        number = f"-{k + 1:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        name = place.out.name if place.single else f"{stem}{number}{ending}"
+        tensors = [chosen.written[i] for i in shard]
+        tied = {alias: w.name for w in tensors for alias in by_owner.get(w.name, ())}
+        if kind == "safetensors":
+            files.append(safetensors_file(name, tensors, {"format": "pt", **dict(sorted(tied.items()))}))
+        else:
+            names = sorted([*(w.name for w in tensors), *tied], key=order.__getitem__)
+            files.append(torch_file(name, tensors, tied, names))
+            places.update(dict.fromkeys(tied, name))
+        places.update({w.name: name for w in tensors})
+    if len(shards) > 1:
+        index = index_file(f"{stem}{ending}.index.json", sum(w.nbytes for w in chosen.written), places)
+        files.append(index)
+    return files, places
+
+
+def _source_files(tensors: Iterable[Tensor]) -> list[str]:
+    """Paths of all files that hold the tensors, each once; shared sequences of rank records are walked once."""
+    return list(dict.fromkeys(record.path for record in _records(tensors)))
+
+
+def _records(tensors: Iterable[Tensor]) -> Iterable[Record]:
+    seen: set[int] = set()
+    for tensor in tensors:
+        for layout in (tensor.layout, *tensor.replicas, tensor.copy16.layout if tensor.copy16 else None):
+            if isinstance(layout, EvenRuns):
+                if id(layout.ranks) in seen:
+                    continue
+                seen.add(id(layout.ranks))
+                yield from layout.ranks
+            elif layout is not None:
+                yield from layout.records()
+
+
+def _encoded(tensors: Iterable[Tensor]) -> list[EncodedRecord]:
+    return list({id(r): r for r in _records(tensors) if isinstance(r, EncodedRecord)}.values())
+
+
+SETTINGS = (
+    "dtype", "keep_dtype", "allow_overflow", "format", "max_shard_size", "tag", "part", "select", "exclude", "trainable_only",
+    "tied", "strip_prefix", "lora", "like", "allow_incomplete",
+)  # fmt: skip
+"""Options that decide what is written; the others only how."""
+
+
+def settings(options: MergeOptions) -> dict[str, Any]:
+    """The options that decide what is written."""
+    every = options.to_json()
+    return {name: every[name] for name in SETTINGS if name in every}
+
+
+def _hash(plan: Plan, kind: str) -> str:
+    """Of the settings, the sources' fingerprints and the layout: work that was done under another hash is not gone on with."""
+    digest = hashlib.sha256()
+    parts = [
+        __version__,
+        kind,
+        json.dumps(settings(plan.options), sort_keys=True),
+        json.dumps(plan.sources, sort_keys=True),
+        json.dumps(plan.tied, sort_keys=True),
+    ]
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    for file in plan.files:
+        digest.update(f"{file.name}\0{file.nbytes}\0".encode("utf-8", "surrogatepass"))
+        for segment in file.segments:
+            if isinstance(segment.content, bytes):
+                digest.update(segment.content)
+            else:
+                text = f"{segment.content.name}\0{segment.content.dtype.name}\0{segment.start}\0"
+                digest.update(text.encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _marker(plan: Plan) -> OutputFile:
+    """`.shardyard.json`: what made this folder, without times, so that equal merges give equal folders."""
+    names = {f.name: f.nbytes for f in plan.files}
+    marker = {
+        "schema": 1,
+        "shardyard": __version__,
+        "plan": plan.hash,
+        "settings": settings(plan.options),
+        "sources": {path: dict(found) for path, found in sorted(plan.sources.items())},
+        "complete": plan.complete,
+        "missing": list(plan.selection.missing),
+        "tied": dict(sorted(plan.tied.items())),
+        "files": dict(sorted(names.items())),
+    }
+    return literal_file(MARKER, (json.dumps(marker, indent=2) + "\n").encode())
+
+
+def _check_room(plan: Plan, *, resuming: bool) -> None:
+    """Refuse before the first byte what cannot fit the destination's file system or quota.
+
+    Raises:
+        NoRoomError: how many bytes are short, and where.
+    """
+    room = disk.of(plan.place.out.parent)
+    there = _already_written(plan.place.staging)
+    needed = plan.nbytes + sum(r.nbytes for r in plan.spool) - there
+    if needed > room.room:
+        import humanize
+
+        short = humanize.naturalsize(needed - room.room)
+        raise NoRoomError(
+            f"{printable(str(room.folder))} has {humanize.naturalsize(room.room)} free and {humanize.naturalsize(needed)} are "
+            f"needed: {short} short. Free some room or choose another output.",
+            path=str(plan.place.out),
+        )
+
+
+def _already_written(folder: Path) -> int:
+    """Bytes that an unfinished run of the same output takes already."""
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(base, name)).st_blocks * 512
+    return total
