@@ -24,6 +24,7 @@ from shardyard.operations import suggestions
 from shardyard.operations.compare_names import Match, match
 from shardyard.operations.compare_verdict import verdict
 from shardyard.operations.context import Context, Progress
+from shardyard.operations.numeric import keep_freed_memory
 from shardyard.operations.pairs import RELATIONS, Pair, Reader
 from shardyard.operations.parallel import default_workers, spread
 from shardyard.operations.rounding import SIXTEEN
@@ -114,6 +115,7 @@ class _Comparison:
                 code="missing-tensor",
                 tensors=[t.name for t in missing],
             )
+        keep_freed_memory()
         with FileHandles() as handles:
             self._compare_all(handles)
             rows = settle([self.rows[pair.name] for pair in self.pairs])

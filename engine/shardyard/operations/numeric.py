@@ -14,8 +14,8 @@ from numpy import ndarray as Array
 
 from shardyard.dtypes import BY_NAME, DType, Kind
 
-CHUNK = 1 << 16
-"""Elements worked on at a time: float64 copies of them stay in a core's cache, and no allocation is large enough to be mapped."""
+CHUNK = 1 << 17
+"""Elements worked on at a time: float64 copies of them stay near a core, and calls are long enough to be worth a thread."""
 
 _NATIVE = {
     "float64": "<f8",
@@ -27,6 +27,15 @@ _NATIVE = {
     **{f"{sign}int{bits}": f"<{sign or 'i'}{bits // 8}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 _ML_DTYPES = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"})
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep what chunks of arrays need, for a speed of two to three times; call it once before streaming.
+
+    glibc gives memory back once more than twice the largest block ever freed lies on top of the heap, and every chunk would pay
+    for its page faults again.  One large block, freed without being touched, lifts that line to 48 MiB.
+    """
+    np.empty(24 << 20, np.uint8)
 
 
 @cache

@@ -115,9 +115,9 @@ def _intervals(name: str) -> tuple[Array, Array, Array]:
     # The pattern of infinity, read as if the exponent went on: where the next number would be.
     beyond = 2.0**128 if name == "bfloat16" else 2.0**16
     with np.errstate(invalid="ignore"):
-        values = elements(memoryview(patterns[:0x8000].tobytes()), by_name(name)).astype(np.float64)
-    values[infinity] = beyond
-    middles = np.append((values[:-1] + values[1:]) / 2, np.nan)
+        values = wide(elements(memoryview(patterns[:0x8000].tobytes()), by_name(name)))
+        values[infinity] = beyond
+        middles = np.append((values[:-1] + values[1:]) / 2, np.nan)
     middles[infinity] = np.inf
     upper = middles[magnitudes]
     lower = np.where(magnitudes > 0, middles[magnitudes - 1], -middles[0])
