@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,6 @@ from torch import nn
 
 from shardyard.torch.loading import torch_dtype
 from shardyard.torch.saving import save
-
-Gathered = Iterator[tuple[str, torch.Tensor]]
-"""(name, whole tensor) on every rank that takes part, one at a time."""
 
 
 def consolidate(
@@ -94,7 +92,7 @@ def _module_plan(model: nn.Module) -> Iterator[_Step]:
     parameters = {id(p) for p in model.parameters()}
     for name, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, torch.Tensor):
-            yield _clean(name), id(value), lambda value=value: _whole(value), id(value) in parameters
+            yield _clean(name), id(value), partial(_whole, value), id(value) in parameters
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:
@@ -124,7 +122,7 @@ def _fsdp1_plan(model: nn.Module) -> Iterator[_Step]:
     clean_ids = {_clean(name): key for name, key in tied.items()}
     for name, value in state.items():
         key = clean_ids.get(_clean(name), id(value))
-        yield _clean(name), key, lambda value=value: _whole_sharded(value), _clean(name) in clean_ids
+        yield _clean(name), key, partial(_whole_sharded, value), _clean(name) in clean_ids
 
 
 def _whole_sharded(value: Any) -> torch.Tensor:
@@ -139,11 +137,11 @@ def _whole_sharded(value: Any) -> torch.Tensor:
 def _deepspeed_plan(engine: Any) -> Iterator[_Step]:
     module: nn.Module = engine.module
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield name, id(parameter), lambda p=parameter: _deepspeed_parameter(p), True
+        yield name, id(parameter), partial(_deepspeed_parameter, parameter), True
     kept = set(module.state_dict(keep_vars=True))
     for name, buffer in module.named_buffers(remove_duplicate=False):
         if name in kept:
-            yield name, id(buffer), lambda b=buffer: b, False
+            yield name, id(buffer), partial(_whole, buffer), False
 
 
 def _deepspeed_parameter(parameter: Any) -> torch.Tensor:

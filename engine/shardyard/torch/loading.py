@@ -149,6 +149,6 @@ def read_tensor(tensor: Tensor, handles: FileHandles, dtype: torch.dtype | None 
         raise UsageError(f"torch has no dtype {tensor.dtype.name}, which {tensor.name} has.", tensors=[tensor.name])
     raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
     if tensor.nbytes:
-        read_range(tensor, 0, tensor.nbytes, memoryview(raw.numpy()), handles)
+        read_range(tensor, 0, tensor.nbytes, raw.numpy().data, handles)
     found = raw.view(kind).reshape(tensor.shape) if tensor.nbytes else torch.empty(tensor.shape, dtype=kind)
     return found.to(dtype) if dtype is not None and tensor.dtype.castable else found
