@@ -164,7 +164,7 @@ def test_another_host_is_judged_by_its_heartbeat(tmp_path: Path) -> None:
     assert job.state() is State.RUNNING
     assert job.cancel() and job.cancel_asked
     (job.folder / "heartbeat").write_text(f"{time.time() - LOST_AFTER_S - 1:.1f}")
-    assert job.state() is State.LOST
+    assert job.state() is State.CANCELLED
 
 
 def test_a_used_again_process_id_is_not_the_worker(tmp_path: Path) -> None:

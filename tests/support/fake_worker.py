@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import IncompleteError
+from shardyard.errors import IncompleteError, JobError
 from shardyard.findings import Finding, Severity
 from shardyard.jobs import worker
 from shardyard.jobs.store import Spec
@@ -69,7 +69,40 @@ def modules(spec: Spec, context: Context) -> Mapping[str, Any]:
     return {"heavy": sorted({"numpy", "torch", "textual", "rich"} & set(sys.modules))}
 
 
-VERBS = {"count": count, "chatter": chatter, "fail": fail, "modules": modules}
+def share(spec: Spec, context: Context) -> Mapping[str, Any]:
+    """Steps as `count`, shared out among the tasks; each keeps a ledger of its own."""
+    steps, wait = int(spec.options["steps"]), float(spec.options["wait"])
+    mine = range(context.task, steps, context.tasks)
+    context.plan({"steps": steps})
+    for number, step in enumerate(mine):
+        if step in _shared(spec):
+            continue
+        context.check()
+        time.sleep(wait)
+        with open(f"{spec.out}.ledger.{context.task}", "a") as file:
+            file.write(f"{step} {os.environ.get('SLURMD_NODENAME')}\n")
+        context.progress(Progress((number + 1) * 100, len(mine) * 100, 0, 0, f"step {step}"))
+    if context.tasks == 1:
+        return share_publish(spec, context)
+    return {}
+
+
+def share_publish(spec: Spec, context: Context) -> Mapping[str, Any]:
+    """Done when the union of the ledgers is every step."""
+    done = _shared(spec)
+    missing = int(spec.options["steps"]) - len(done)
+    if missing:
+        raise JobError(f"{missing} steps are missing.")
+    return {"steps": len(done), "nodes": sorted(set(done.values()))}
+
+
+def _shared(spec: Spec) -> dict[int, str]:
+    out = Path(str(spec.out))
+    lines = [line for file in out.parent.glob(f"{out.name}.ledger.*") for line in file.read_text().splitlines()]
+    return {int(line.split()[0]): line.split()[1] for line in lines}
+
+
+VERBS = {"count": count, "chatter": chatter, "fail": fail, "modules": modules, "share": share, "share-publish": share_publish}
 
 if __name__ == "__main__":
     sys.exit(worker.main(sys.argv[1:], VERBS))

@@ -10,10 +10,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardyard.cli.exits import ExitCode
 from shardyard.errors import UsageError
+
+if TYPE_CHECKING:
+    from shardyard.jobs.store import Job
 
 DTYPES = ("keep", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 
@@ -120,21 +123,24 @@ def dry_run(verb: str, sources: list[Path], out: Path | None, options: Mapping[s
     return ExitCode.DONE
 
 
-def follow(job: Any, *, as_json: bool) -> int:
-    """Show a job until it ends; Ctrl-C cancels it. Returns the exit code that its end means."""
+def follow(job: Job, *, as_json: bool, cancel_on_interrupt: bool = True, offset: dict[str, int] | None = None) -> int:
+    """Show a job until it ends, from `offset` on; Ctrl-C cancels it, or only looks away. Returns the exit code its end means."""
     from shardyard.cli import panel
     from shardyard.cli.exits import code_of, report
     from shardyard.jobs import events
 
     show: Callable[[Mapping[str, Any]], None] = _print_json if as_json else panel.Panel(sys.stderr).show
     code = ExitCode.FAILED
-    outcome: dict[str, Any] | None = None
+    seen = {} if offset is None else offset
     try:
-        for event in job.follow():
+        for event in job.follow(seen):
             show(event)
     except KeyboardInterrupt:
+        if not cancel_on_interrupt:
+            print(f"\nThe job goes on; look again with: shardyard jobs follow {job.id}", file=sys.stderr)
+            return ExitCode.CANCELLED
         job.cancel()
-        for event in job.follow():
+        for event in job.follow(seen):
             show(event)
     outcome = job.outcome()
     if not as_json:
@@ -145,10 +151,10 @@ def follow(job: Any, *, as_json: bool) -> int:
             result = next((e for e in reversed(job.events()[0]) if e["event"] == "result"), {})
             print("\n".join(panel.result_lines(result)))
         return ExitCode.DONE
-    if outcome is None:
+    if outcome is None and state != "cancelled":
         print(f"Job {job.id} was lost: its process is gone. Go on with: shardyard jobs resume {job.id}", file=sys.stderr)
         return code
-    error = events.error_of(outcome)
+    error = events.error_of(outcome or {"error": "Cancelled", "message": "Cancelled."})
     report(error)
     return code_of(error)
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,7 +119,9 @@ class Job:
         owner = self.owner()
         if owner is None:
             return State.QUEUED
-        return State.RUNNING if owner.alive(self.heartbeat()) else State.LOST
+        if owner.alive(self.heartbeat()):
+            return State.RUNNING
+        return State.CANCELLED if self.cancel_asked else State.LOST
 
     def outcome(self) -> dict[str, Any] | None:
         """How it ended: `{"state", "time", …}` with the error's payload where it failed; None before it ended."""
@@ -157,14 +158,19 @@ class Job:
         found = [e for e in combined.take(self.events()[0]) if e["event"] == "progress"]
         return found[-1] if found else None
 
-    def follow(self, offset: Offset | None = None, every_s: float = 0.3) -> Iterator[Event]:
-        """Events as they come, several tasks' progress made one, until the job has ended."""
+    def follow(self, offset: dict[str, int] | None = None, every_s: float = 0.3) -> Iterator[Event]:
+        """Events as they come, several tasks' progress made one, until the job has ended.
+
+        `offset` says where to begin, and is kept up to date in place: another `follow` with it goes on from there.
+        """
         combined = events.Combined()
+        offset = {} if offset is None else offset
         while True:
             refresh([self])
             # Asked before reading: whatever was written before it ended is then read for certain.
             ended = self.state().ended
-            new, offset = self.events(offset)
+            new, after = self.events(offset)
+            offset.update(after)
             yield from combined.take(new)
             if ended:
                 return
@@ -186,7 +192,10 @@ class Job:
         self.start()
 
     def cancel(self) -> bool:
-        """Ask it to stop at the next unit; returns False when it had ended already."""
+        """Ask it to stop at the next unit; returns False when it had ended already.
+
+        A file asks, never a signal: it works from every machine, and cannot hit a worker that has not set its handlers yet.
+        """
         state = self.state()
         if state.ended and state is not State.LOST:
             return False
@@ -196,13 +205,8 @@ class Job:
 
             slurm.cancel(self)
             return True
-        owner = self.owner()
-        if owner is None or state is State.LOST:
+        if self.owner() is None or state is State.LOST:
             self.end(State.CANCELLED, {"error": "Cancelled", "message": "Cancelled."})
-        elif owner.here:
-            # A signal shortens the wait; the file alone does it from another machine.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(owner.pid, signal.SIGTERM)
         return True
 
     @property

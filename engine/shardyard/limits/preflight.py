@@ -102,8 +102,8 @@ def _cpu_time(need: Need, reading: Readings) -> None:
     left = reading.cpu_left_s
     if left is not None and need.cpu_s > left:
         raise NoRoomError(
-            f"{need.verb} takes about {_duration(need.cpu_s)} of CPU time, and this machine ends a process after {_duration(left)} more "
-            f"(ulimit -t); run it in a batch job{_or_slurm(': --slurm')}."
+            f"{need.verb} takes about {_duration(need.cpu_s)} of CPU time, and this machine ends a process "
+            f"after {_duration(left)} more (ulimit -t); run it in a batch job{_or_slurm(': --slurm')}."
         )
 
 
