@@ -1,0 +1,69 @@
+"""The optimizer's moments by parameter name: read only when somebody asks for the part `optimizer`.
+
+They are flat vectors cut like the masters, so the same walk finds them.  What is no flat vector (step counts) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardyard.checkpoint import Role, Tensor
+from shardyard.errors import DamagedError
+from shardyard.files import FileHandles
+from shardyard.formats.deepspeed.flat import FlatVector, flat_vector
+from shardyard.formats.deepspeed.model_file import Shapes
+from shardyard.formats.deepspeed.ranks import RankSet
+from shardyard.formats.deepspeed.zero import Rename, Vectors, walk
+from shardyard.formats.pickles import lookup, pairs, sequence
+from shardyard.formats.tensors import TensorValue
+from shardyard.formats.torch_file import TorchFile, open_torch
+
+Moments = list[list[dict[str, FlatVector]]]
+"""Of one rank: by group, by piece, by name such as `exp_avg`."""
+
+
+def moments(handles: FileHandles, ranks: RankSet, shapes: Sequence[Shapes], rename: Rename | None = None) -> dict[str, Tensor]:
+    """All moments as `<parameter>.<moment>`; those that cannot be placed are left out."""
+    of_ranks = [read(open_torch(handles, r.path), len(r.groups)) if r is not None else None for r in ranks.ranks]
+    first = next((m for m in of_ranks if m is not None), None)
+    if first is None:
+        return {}
+    found: dict[str, Tensor] = {}
+    for key in {k: None for group in first for piece in group for k in piece}:
+        vectors: list[Vectors] = [
+            [[piece.get(key) for piece in rank[g]] if rank is not None else [None] * len(first[g]) for rank in of_ranks]
+            for g in range(len(first))
+        ]
+        try:
+            for place, layout, dtype in walk(ranks, shapes, vectors, rename):
+                name = f"{place.name}.{key}"
+                found[name] = Tensor(name, dtype, place.shape, layout, Role.OPTIMIZER)
+        except DamagedError:
+            continue
+    return found
+
+
+def read(file: TorchFile, groups: int) -> Moments:
+    """The flat moments of one rank's file.
+
+    State is a torch optimizer's dict, a list by group (elastic, and 0.3.16), or there at stage 1 a list by interval inside.
+    """
+    state = lookup(file.root, "optimizer_state_dict")
+    inner = lookup(state, "optimizer_state_dict", lookup(state, "base_optimizer_state"))
+    by_group: list[object] = [None] * groups
+    items = sequence(inner)
+    if items is not None:
+        by_group[: len(items)] = items[:groups]
+    else:
+        for index, value in pairs(lookup(inner, "state")) or ():
+            if isinstance(index, int) and 0 <= index < groups:
+                by_group[index] = value
+    return [[_flat(file, piece) for piece in (sequence(group) or [group])] for group in by_group]
+
+
+def _flat(file: TorchFile, state: object) -> dict[str, FlatVector]:
+    return {
+        key: flat_vector(file, value, key)
+        for key, value in pairs(state) or ()
+        if isinstance(key, str) and isinstance(value, TensorValue) and len(value.shape) == 1 and value.dtype.castable
+    }

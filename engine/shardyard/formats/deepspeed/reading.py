@@ -1,0 +1,115 @@
+"""What the parts of this reader share while one step is opened: files that may be damaged, findings, counts, progress.
+
+A damaged file is one finding and the rest goes on; `Blocks` tells whether a merge may.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardyard.checkpoint import FileEntry
+from shardyard.errors import Cancelled, DamagedError, ShardyardError
+from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats.folder import Entry
+from shardyard.formats.registry import OpenOptions
+from shardyard.formats.torch_file import TorchFile, open_torch
+from shardyard.text import printable
+
+
+@dataclass(slots=True)
+class Reading:
+    """One step being opened."""
+
+    options: OpenOptions
+    prefix: str
+    """The step folder's path relative to the checkpoint, ending in `/`, or empty."""
+    findings: list[Finding] = field(default_factory=list)
+    globals: Counter[str] = field(default_factory=Counter)
+    to_read: int = 0
+    """Files that are going to be opened, as far as known: the total of the progress."""
+    done: int = 0
+
+    def open(self, entry: Entry) -> TorchFile | None:
+        """A torch file of the step; None, with a finding, if it is damaged."""
+        if self.options.cancelled():
+            raise Cancelled()
+        if self.options.progress is not None:
+            self.options.progress(entry.name, self.done, max(self.to_read, self.done + 1))
+        self.done += 1
+        name = printable(entry.name)
+        if entry.nbytes == 0:
+            self.damaged("empty-file", f"{name} is empty: its writer never finished.", entry)
+            return None
+        try:
+            file = open_torch(self.options.handles, entry.path)
+        except (DamagedError, ShardyardError) as error:
+            if isinstance(error, Cancelled):
+                raise
+            self.damaged(getattr(error, "code", "corrupt"), error.message, entry)
+            return None
+        for (module, attribute), count in file.globals.items():
+            self.globals[f"{module}.{attribute}"] += count
+        self.findings.extend(file.findings)
+        return file
+
+    def damaged(self, code: str, message: str, entry: Entry, blocks: Blocks = Blocks.UNLESS_ALLOWED) -> None:
+        """A file that cannot be used."""
+        remedy = "Copy it again from where it was written, or use an earlier step."
+        self.add(code, Severity.ERROR, message, remedy, paths=[entry.name], nbytes=entry.nbytes, blocks=blocks)
+
+    def refuse(self, error: DamagedError, entry_name: str = "") -> None:
+        """A layout that is not understood: no merge, whatever was asked."""
+        name = entry_name or (error.path or "").rsplit("/", 1)[-1]
+        self.add(error.code, Severity.ERROR, error.message, paths=[name] if name else [], blocks=Blocks.MERGE)
+
+    def add(
+        self,
+        code: str,
+        severity: Severity,
+        message: str,
+        remedy: str = "",
+        *,
+        paths: Sequence[str] = (),
+        tensors: Sequence[str] = (),
+        nbytes: int = 0,
+        sure: bool = True,
+        blocks: Blocks = Blocks.NOTHING,
+    ) -> None:
+        """Note something; paths are names in the step folder."""
+        where = tuple(self.prefix + printable(p) for p in paths)
+        self.findings.append(Finding(code, severity, message, remedy, where, tuple(tensors), nbytes, sure, blocks))
+
+    def entry(self, entry: Entry, role: str) -> FileEntry:
+        """A file of the step, for the checkpoint's list."""
+        return FileEntry(self.prefix + entry.name, entry.nbytes, role)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(names: Sequence[object], most: int = 6) -> str:
+    """A few of many, safe to show: `a, b and 3 more`."""
+    shown = [printable(str(n), 80) for n in names[:most]]
+    if len(names) > most:
+        return f"{', '.join(shown)} and {len(names) - most} more"
+    return ", ".join(shown[:-1]) + f" and {shown[-1]}" if len(shown) > 1 else "".join(shown)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers with runs shortened: `0, 2-5`."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def dotted(names: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """Globals of a pickle by their dotted names."""
+    return {f"{module}.{name}": count for (module, name), count in names.items()}

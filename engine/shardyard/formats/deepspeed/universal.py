@@ -1,0 +1,173 @@
+"""Universal checkpoints: `zero/<parameter>/fp32.pt`, one file a weight, and a copy of the model files.
+
+From stages 1 and 2 `fp32.pt` is a dict whose `param` is shaped; from stage 3 a bare flat tensor, whose shape is in the model file.
+`ds_to_universal` copies aliases, buffers and frozen weights from the 16-bit weights, not from the masters: a shared name takes its
+owner's data here, buffers and frozen weights come from the model file.  A source with `round_robin_gradients` was misread by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from shardyard.checkpoint import CheckpointKind, FileEntry, OneRun, Part, Role, Tensor
+from shardyard.errors import DamagedError
+from shardyard.findings import Blocks, Severity
+from shardyard.formats.deepspeed import frozen
+from shardyard.formats.deepspeed.flat import Shape, layout_error
+from shardyard.formats.deepspeed.model_file import ModelFile
+from shardyard.formats.deepspeed.names import FileKind
+from shardyard.formats.deepspeed.step import Step, read_models
+from shardyard.formats.deepspeed.weights import Stored, assemble
+from shardyard.formats.deepspeed.zero_step import stored_names
+from shardyard.formats.folder import Entry, Folder
+from shardyard.formats.pickles import lookup
+from shardyard.formats.tensors import TensorValue
+from shardyard.formats.torch_file import open_torch
+from shardyard.text import printable
+
+
+def fill(step: Step) -> None:
+    """Put the parts of a universal folder together."""
+    reading = step.reading
+    step.kind = CheckpointKind.UNIVERSAL
+    stage_3 = bool(step.files.of(FileKind.ZERO_MODEL))
+    files = step.files.of(FileKind.ZERO_MODEL if stage_3 else FileKind.MODEL)
+    models = read_models(step, files)
+    model = step.model = models[min(models)] if models else None
+    if model is None:
+        reading.add(
+            "missing-metadata",
+            Severity.ERROR,
+            "The copy of the model file is missing or cannot be read: shapes, buffers and aliases are not known.",
+            "Copy the model file of the step that this folder was made from.",
+            blocks=Blocks.MERGE,
+        )
+        stored = Stored("", {}, None)
+    else:
+        step.world = model.settings.data_ranks
+        stored = _stored(step, model, models, stage_3=stage_3)
+        _refuse_round_robin(step, model)
+    wanted = _wanted(model)
+    tensors, entries = _masters(step, wanted, stored)
+    step.extra_files = entries
+    try:
+        weights = assemble(reading, stored, tensors)
+        step.parts["masters"] = Part("masters", weights.tensors, model=True)
+        step.ties = weights.ties
+    except DamagedError as error:
+        reading.refuse(error)
+        step.parts["masters"] = Part("masters", tensors, model=True)
+    step.part = "masters"
+    step.add_lazy_part("optimizer", lambda: _moments(step, wanted))
+    step.checked |= {"shapes", "ties"}
+
+
+def _stored(step: Step, model: ModelFile, models: dict[int, ModelFile], *, stage_3: bool) -> Stored:
+    stored = Stored(model.file.path, stored_names(step.reading, model, 3 if stage_3 else 2), None, model.shared or {})
+    stored.buffers = frozenset(model.buffers) if model.buffers is not None else None
+    try:
+        if not stage_3:
+            stored.frozen = frozen.whole(model)
+        elif model.frozen:
+            stored.frozen = frozen.cut([models.get(r) for r in range(model.settings.data_ranks or len(models))])
+    except DamagedError as error:
+        step.reading.refuse(error)
+    frozen.report_left_out(step.reading, model, 3 if stage_3 else model.settings.stage or 2)
+    return stored
+
+
+def _wanted(model: ModelFile | None) -> dict[str, Shape]:
+    """The trainable weights and their shapes."""
+    return {name: shape for group in (model.shapes if model is not None else None) or () for name, shape in group.items()}
+
+
+def _refuse_round_robin(step: Step, model: ModelFile) -> None:
+    """The converter goes by `param_slice_mappings`, which are wrong when the flat order is not the module's."""
+    order = {name: i for i, name in enumerate(model.module)}
+    for group in model.shapes or ():
+        places = [order[n] for n in group if n in order]
+        if model.settings.round_robin and places != sorted(places):
+            step.reading.add(
+                "corrupt",
+                Severity.ERROR,
+                "This folder was converted from a run with round_robin_gradients, which DeepSpeed's converter puts in the wrong "
+                "order: its weights are wrong.",
+                "Merge the step folder that it was converted from.",
+                blocks=Blocks.MERGE,
+            )
+            return
+
+
+def _weight_files(zero: Folder, name: str) -> Iterator[tuple[str, Entry]]:
+    """(path relative to the step, file) of all parameters' files of one name."""
+    for folder in zero.folders:
+        entry = zero.sub(folder).files.get(name)
+        if entry is not None:
+            yield f"zero/{folder}/{name}", entry
+
+
+def _masters(step: Step, wanted: dict[str, Shape], stored: Stored) -> tuple[dict[str, Tensor], list[FileEntry]]:
+    """The weights of `zero/`; buffers, frozen weights and aliases in it are the converter's 16-bit copies and not used."""
+    reading = step.reading
+    zero = step.files.folder.sub("zero")
+    tensors: dict[str, Tensor] = {}
+    entries: list[FileEntry] = []
+    reading.to_read = reading.done + len(wanted)
+    for path, entry in _weight_files(zero, "fp32.pt"):
+        name = path.split("/", 2)[1]
+        entries.append(FileEntry(reading.prefix + path, entry.nbytes, "masters+optimizer"))
+        used = name in wanted or (not wanted and name not in (stored.buffers or ()) and name not in stored.shared)
+        if not used:
+            continue
+        opened = reading.open(Entry(path, entry.path, entry.is_dir, entry.is_file, entry.nbytes, entry.mtime))
+        if opened is None:
+            continue
+        try:
+            value = lookup(opened.root, "param", opened.root)
+            if not isinstance(value, TensorValue):
+                raise layout_error(f"{printable(path)} holds no tensor.", entry.path)
+            tensors[name] = _shaped(opened.tensor(name, value, Role.MASTER), wanted.get(name), path)
+        except DamagedError as error:
+            reading.refuse(error, path)
+    lost = [n for n in wanted if n not in tensors]
+    if lost:
+        reading.add(
+            "missing-tensor",
+            Severity.ERROR,
+            f"{len(lost)} of {len(wanted)} weights have no fp32.pt, such as {printable(lost[0], 80)}.",
+            "Convert the step again, or copy the missing folders.",
+            tensors=lost,
+            paths=[f"zero/{n}/fp32.pt" for n in lost[:20]],
+            blocks=Blocks.UNLESS_ALLOWED,
+        )
+        from shardyard.formats.deepspeed.zero import unknown
+
+        tensors |= unknown([{n: wanted[n] for n in lost}], "its fp32.pt is not here")
+    return tensors, entries
+
+
+def _shaped(tensor: Tensor, shape: Shape | None, path: str) -> Tensor:
+    """The tensor in the shape that the model file gives it: stage 3 leaves flat ones, 0-dim ones come as one element."""
+    tensor.trainable = True
+    if shape is None or tensor.shape == shape:
+        return tensor
+    if tensor.numel != math.prod(shape) or not isinstance(tensor.layout, OneRun):
+        raise layout_error(
+            f"{printable(path)} has the shape {list(tensor.shape)} where the model file says {list(shape)}.", tensor.files[0]
+        )
+    return Tensor(tensor.name, tensor.dtype, shape, tensor.layout, tensor.role, trainable=True)
+
+
+def _moments(step: Step, wanted: dict[str, Shape]) -> dict[str, Tensor]:
+    zero = step.files.folder.sub("zero")
+    found: dict[str, Tensor] = {}
+    for key in ("exp_avg", "exp_avg_sq"):
+        for path, entry in _weight_files(zero, f"{key}.pt"):
+            name = path.split("/", 2)[1]
+            opened = open_torch(step.reading.options.handles, entry.path)
+            value = lookup(opened.root, "param", opened.root)
+            if isinstance(value, TensorValue):
+                tensor = opened.tensor(f"{name}.{key}", value, Role.OPTIMIZER)
+                found[tensor.name] = tensor
+    return found

@@ -1,0 +1,160 @@
+"""A ZeRO step without pipeline: stages 1 to 3, every version, with or without experts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from shardyard.checkpoint import CheckpointKind, Tensor
+from shardyard.errors import DamagedError
+from shardyard.findings import Blocks, Severity
+from shardyard.formats.deepspeed import frozen, moe
+from shardyard.formats.deepspeed.model_file import ModelFile, Shapes
+from shardyard.formats.deepspeed.moments import moments
+from shardyard.formats.deepspeed.names import FileKind, StepFile
+from shardyard.formats.deepspeed.ranks import RankSet, check_model_files, load_ranks
+from shardyard.formats.deepspeed.reading import Reading
+from shardyard.formats.deepspeed.step import Step, read_models
+from shardyard.formats.deepspeed.weights import Stored, assemble
+from shardyard.formats.deepspeed.zero import Rename, masters, unknown
+
+STAGES = {1: CheckpointKind.ZERO1, 2: CheckpointKind.ZERO2, 3: CheckpointKind.ZERO3}
+
+
+def fill(step: Step, model: ModelFile | None) -> None:
+    """Put the step's parts together from its optimizer files and, if there is one, its model file."""
+    reading = step.reading
+    said = model.settings.data_ranks if model is not None else None
+    model_rank = min(step.files.model_ranks(), default=0)
+    files = [f for f in step.files.of(FileKind.OPTIMIZER) if f.model_rank == model_rank]
+    ranks = load_ranks(reading, files, said, bf16=model is not None and model.settings.bf16)
+    step.rank_sets.append(ranks)
+    step.world = ranks.world
+    stage = stage_of(step, model, ranks)
+    step.kind = STAGES[stage]
+    shapes = _shapes(reading, model, ranks)
+    stored = _stored(step, model, ranks, stage)
+    rename = None
+    if model is not None and step.files.of(FileKind.EXPERT):
+        step.kind = CheckpointKind.MOE
+        moe.add_experts(step, model, stored)
+        rename = moe.renamer(model, shapes)
+    rebuilt = rebuild(reading, ranks, shapes, rename)
+    if stage == 3:
+        # Small weights may stay whole on every rank (`param_persistence_threshold`): the masters are the truth.
+        stored.names = {n: None if n in rebuilt else t for n, t in stored.names.items()}
+    try:
+        weights = assemble(reading, stored, rebuilt)
+    except DamagedError as error:
+        reading.refuse(error)
+        weights = assemble(reading, Stored(stored.path, {}, stored.buffers), rebuilt)
+    step.add_part("masters", weights.tensors, model=True)
+    step.ties = weights.ties
+    step.part = "masters"
+    copies = {n: t for n, t in stored.names.items() if t is not None}
+    if stage < 3 and copies:
+        step.add_part("module", copies, model=True)
+    step.add_lazy_part("optimizer", partial(moments, reading.options.handles, ranks, shapes, rename))
+    step.checked |= {"ranks", "shapes", "ties"}
+
+
+def stage_of(step: Step, model: ModelFile | None, ranks: RankSet) -> int:
+    """The stage: by the optimizer files, between 1 and 2 by the run's config, which version 0.5 needs."""
+    said = model.settings.stage if model is not None else None
+    stage = ranks.first.stage if ranks.first is not None else 0
+    if stage == 3 or (not stage and (said == 3 or step.files.of(FileKind.ZERO_MODEL))):
+        return 3
+    return said if said in (1, 2) else stage or 1
+
+
+def _shapes(reading: Reading, model: ModelFile | None, ranks: RankSet) -> list[Shapes]:
+    """`param_shapes`, from where the version keeps it; empty, with a finding, where the folder does not have it."""
+    first = ranks.first
+    if model is not None and model.shapes is not None:
+        return model.shapes
+    if first is not None and first.shapes is not None:
+        return first.shapes
+    reading.add(
+        "missing-metadata",
+        Severity.ERROR,
+        "The names and shapes of the weights are not here: the model file of rank 0 is missing or cannot be read."
+        if model is None
+        else f"{model.name} does not record the shapes of the weights.",
+        "Add the model file, mp_rank_00_model_states.pt (ZeRO-3: zero_pp_rank_0_mp_rank_00_model_states.pt).",
+        paths=[model.name if model is not None else "mp_rank_00_model_states.pt"],
+        blocks=Blocks.MERGE,
+    )
+    return []
+
+
+def rebuild(reading: Reading, ranks: RankSet, shapes: list[Shapes], rename: Rename | None = None) -> dict[str, Tensor]:
+    """The masters; where their layout is not known, names without data and a finding that says why."""
+    first = ranks.first
+    if first is not None and first.single_dict and len(first.groups) > 1 and (first.stage < 3 or first.base_groups != 1):
+        # One dict in module order over all groups: 0.3.16's own script returns wrong weights here.
+        reading.add(
+            "missing-metadata",
+            Severity.ERROR,
+            f"This version of DeepSpeed does not store which weights are in which of its {len(first.groups)} optimizer groups, "
+            "so their masters cannot be told apart.",
+            "Merge the 16-bit weights instead, with --part module." if first.stage < 3 else "Save again with a newer DeepSpeed.",
+            paths=[first.name],
+            blocks=Blocks.UNLESS_ALLOWED,
+        )
+        return unknown(shapes, "which optimizer group it is in is not stored")
+    if not shapes:
+        return {}
+    try:
+        return masters(ranks, shapes, rename)
+    except DamagedError as error:
+        reading.refuse(error)
+        return unknown(shapes, "its place in the flat vectors is not known")
+
+
+def _stored(step: Step, model: ModelFile | None, ranks: RankSet, stage: int) -> Stored:
+    """What the model files hold; at stage 3 with frozen weights, those of all ranks."""
+    reading = step.reading
+    zero_files = step.files.of(FileKind.ZERO_MODEL)
+    if stage == 3:
+        check_model_files(reading, zero_files, ranks.world, lambda r: f"zero_pp_rank_{r}_mp_rank_00_model_states.pt")
+    if model is None:
+        return Stored("", {}, None)
+    found = Stored(
+        model.file.path, stored_names(reading, model, stage), frozenset(model.buffers) if model.buffers is not None else None
+    )
+    found.shared = model.shared or {}
+    frozen.report_left_out(reading, model, stage)
+    try:
+        if stage < 3:
+            found.frozen = frozen.whole(model)
+        elif model.frozen:
+            found.frozen = frozen.cut(_all_models(step, model, zero_files, ranks.world))
+    except DamagedError as error:
+        reading.refuse(error)
+    return found
+
+
+def stored_names(reading: Reading, model: ModelFile, stage: int) -> dict[str, Tensor | None]:
+    """Every name of the state dict with what is stored under it; None for stage 3's placeholders."""
+    found: dict[str, Tensor | None] = {}
+    buffers = frozenset(model.buffers or ())
+    for name, value in model.module.items():
+        # Before 0.9 a placeholder is of shape (1,), later of shape (0,); buffers, integers among them, are always real.
+        if stage == 3 and name not in buffers and (0 in value.shape or (value.shape == (1,) and value.dtype.castable)):
+            found[name] = None
+            continue
+        try:
+            found[name] = model.file.tensor(name, value)
+        except DamagedError as error:
+            reading.refuse(error, model.name)
+            found[name] = None
+    return found
+
+
+def _all_models(step: Step, model: ModelFile, files: list[StepFile], world: int) -> list[ModelFile | None]:
+    """The model files of all ranks: only frozen weights of stage 3 need them."""
+    others = [f for f in files if f.name != model.name and f.data_rank < world]
+    by_rank = read_models(step, others)
+    for file in files:
+        if file.name == model.name:
+            by_rank[file.data_rank] = model
+    return [by_rank.get(r) for r in range(world)]
