@@ -241,7 +241,7 @@ class _Source(io.RawIOBase):
         return len(data)
 
 
-def _zstd_reader(source: io.RawIOBase) -> tuple[Any, type[Exception]]:
+def _zstd_reader(source: Any) -> tuple[Any, type[Exception]]:
     """A decoder whose reads are bounded however far the stream expands: the standard library's from Python 3.14 on."""
     if sys.version_info >= (3, 14):
         from compression import zstd

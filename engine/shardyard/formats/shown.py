@@ -59,7 +59,7 @@ def _brackets(value: object) -> tuple[str, str]:
 
 
 def _joined(items: Iterable[str], count: int) -> str:
-    parts = []
+    parts: list[str] = []
     for item in items:
         if len(parts) == _MOST_ITEMS:
             parts.append(f"… {count} in all")
