@@ -126,7 +126,8 @@ def _whole(checkpoint: Checkpoint) -> str:
         return f"{what[0].upper()}{what[1:]}: all there."
     steps = _steps_beside(checkpoint)
     if steps:
-        return f"{listing([_weights_name(checkpoint)])} is the gathered copy of the model, whole, in {precision}: {_amounts(checkpoint)}."
+        name = listing([_weights_name(checkpoint)])
+        return f"{name} is the gathered copy of the model, whole, in {precision}: {_amounts(checkpoint)}."
     if checkpoint.kind in _TRAINING and checkpoint.usage.masters:
         return f"The whole model as float32 masters: {_amounts(checkpoint)}, {size(checkpoint.usage.masters)}."
     doubt = next((f for f in checkpoint.findings if f.code in ("tie-missing", "missing-tensor")), None)
