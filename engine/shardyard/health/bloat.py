@@ -16,7 +16,8 @@ from shardyard.health.words import listing, share, size
 
 _KINDS = (CheckpointKind.TORCH, CheckpointKind.TORCH_SHARDED, CheckpointKind.LORA)
 _NOTICED = 0.02
-"""Less than this share of a file is not worth a warning."""
+_NOTICED_BYTES = 1 << 10
+"""Less than this, or than that share of a file, is not worth a warning."""
 MOST_NAMED = 20
 
 
@@ -27,10 +28,18 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     by_file: dict[str, list[StorageUse]] = {}
     for use in analyse(_everything(checkpoint)):
         by_file.setdefault(use.key[0], []).append(use)
+    behind_views = 0
     for path, uses in by_file.items():
+        behind_views += sum(u.wasted for u in uses)
         finding = _of_file(os.path.basename(path), uses)
         if finding is not None:
             yield finding
+    unread = checkpoint.usage.wasted - behind_views
+    if unread > 0:
+        text = f"{size(unread)} are stored that nothing in the checkpoint refers to."
+        yield Finding(
+            "bloat", _severity(unread, unread + checkpoint.usage.weights), text, "`shardyard shrink` drops them.", nbytes=unread
+        )
     checkpoint.checked.add("ties")
 
 
@@ -52,11 +61,13 @@ def _of_file(name: str, uses: list[StorageUse]) -> Finding | None:
     ideal = sum(u.ideal for u in uses)
     worst = sorted((u for u in uses if u.wasted), key=lambda u: -u.wasted)
     tensors = [n for u in worst for n in u.names][:MOST_NAMED]
-    serious = wasted >= _NOTICED * stored
     text = (
         f"{listing([name])} stores {size(stored)} for tensors that use {size(touched)}: {size(wasted)} ({share(wasted, stored)}) "
         f"is wasted, because whole storages were saved behind views such as {listing(tensors[:1])}."
     )
     remedy = f"`shardyard shrink` writes it again in {size(ideal)}, values and ties unchanged."
-    severity = Severity.WARNING if serious else Severity.INFO
-    return Finding("bloat", severity, text, remedy, (name,), tuple(tensors), wasted)
+    return Finding("bloat", _severity(wasted, stored), text, remedy, (name,), tuple(tensors), wasted)
+
+
+def _severity(wasted: int, stored: int) -> Severity:
+    return Severity.WARNING if wasted >= max(_NOTICED_BYTES, _NOTICED * stored) else Severity.INFO
