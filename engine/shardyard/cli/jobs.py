@@ -68,18 +68,9 @@ def _list(args: argparse.Namespace) -> int:
         state = job.state()
         progress = job.last_progress() if not state.ended else None
         share = f"{progress['done'] / progress['total']:4.0%}" if progress and progress.get("total") else "    "
-        print(f"{job.id}  {state.value:<9} {share}  {job.title}{_aside(job)}")
+        where = job.where()
+        print(f"{job.id}  {state.value:<9} {share}  {job.title}" + (f"  [{where}]" if where else ""))
     return ExitCode.DONE
-
-
-def _aside(job: Job) -> str:
-    """Where it is, in a few words, when that is not here."""
-    if job.spec.slurm is not None:
-        from shardyard.jobs import slurm
-
-        return f"  [{slurm.describe(job)}]"
-    owner = job.owner()
-    return "" if owner is None or owner.here else f"  [on {printable(owner.host)}]"
 
 
 def summary(job: Job) -> dict[str, Any]:
@@ -126,9 +117,7 @@ def _facts(job: Job) -> list[tuple[str, str]]:
     if beat is not None and not state.ended:
         facts.append(("heartbeat", f"{duration(time.time() - beat)} ago"))
     if job.spec.slurm is not None:
-        from shardyard.jobs import slurm
-
-        facts.append(("slurm", slurm.describe(job)))
+        facts.append(("slurm", job.where()))
     progress = job.last_progress()
     if progress is not None:
         facts.append(("progress", progress_line(progress)))

@@ -123,6 +123,15 @@ class Job:
             return State.RUNNING
         return State.CANCELLED if self.cancel_asked else State.LOST
 
+    def where(self) -> str:
+        """Where it runs or waits, in a few words, when that is not this machine; else empty."""
+        if self.spec.slurm is not None:
+            from shardyard.jobs import slurm
+
+            return slurm.describe(self)
+        owner = self.owner()
+        return "" if owner is None or owner.here else f"on {printable(owner.host)}"
+
     def outcome(self) -> dict[str, Any] | None:
         """How it ended: `{"state", "time", …}` with the error's payload where it failed; None before it ended."""
         outcome = read_json(self.folder / "outcome.json")

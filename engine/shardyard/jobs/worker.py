@@ -33,6 +33,7 @@ class JobContext(EventContext):
     def __init__(self, job: Job, log: EventLog, *, task: int = 0, tasks: int = 1) -> None:
         super().__init__(log.append, out=job.spec.out, stop=self._asked_to_stop, task=task, tasks=tasks)
         self.job = job
+        self.folder = job.folder
         self.signalled = False
         self._cancel_seen = False
         self._beat_at = float("-inf")
