@@ -13,6 +13,8 @@ import resource
 import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import IO
 
 from shardyard.errors import DamagedError, UsageError
 from shardyard.text import printable
@@ -39,6 +41,7 @@ class FileHandles:
         self._lock = threading.Lock()
         self.bytes_read = 0
         """Bytes read through these handles so far."""
+        self.spool = Spool()
 
     def size(self, path: str) -> int:
         """Size of the regular file in bytes."""
@@ -94,6 +97,7 @@ class FileHandles:
 
     def close(self) -> None:
         """Close all handles."""
+        self.spool.close()
         with self._lock:
             handles, self._open = list(self._open.values()), OrderedDict()
             for handle in handles:
@@ -117,6 +121,61 @@ class FileHandles:
                 self._open.move_to_end(path)
             handle.users += 1
             return handle
+
+
+class Spool:
+    """Decoded copies of compressed data, each made when it is first wanted, in one unnamed file that no crash leaves behind."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        """Where the file is made; None: the usual place for temporary files."""
+        self._lock = threading.Lock()
+        self._file: IO[bytes] | None = None
+        self._end = 0
+        self._places: dict[object, tuple[threading.Lock, list[int]]] = {}
+
+    def read_into(self, key: object, offset: int, buffer: memoryview, decode: Callable[[], Iterator[bytes]], nbytes: int) -> None:
+        """Fill `buffer` from the decoded bytes of `key`, which are `nbytes` in all."""
+        with self._lock:
+            lock, place = self._places.setdefault(key, (threading.Lock(), []))
+        with lock:
+            if not place:
+                place.append(self._store(decode, nbytes))
+        file = self._open()
+        done = 0
+        while done < len(buffer):
+            done += os.preadv(file.fileno(), [buffer[done:]], place[0] + offset + done)
+
+    def _store(self, decode: Callable[[], Iterator[bytes]], nbytes: int) -> int:
+        file = self._open()
+        with self._lock:
+            start, self._end = self._end, self._end + nbytes
+        at = start
+        for block in decode():
+            if at + len(block) > start + nbytes:
+                break
+            view = memoryview(block)
+            while view:
+                n = os.pwrite(file.fileno(), view, at)
+                at, view = at + n, view[n:]
+        if at != start + nbytes:
+            raise DamagedError(f"A compressed record does not unpack to the {nbytes} bytes that it should.")
+        return start
+
+    def _open(self) -> IO[bytes]:
+        with self._lock:
+            if self._file is None:
+                import tempfile
+
+                self._file = tempfile.TemporaryFile(dir=self.folder, prefix="shardyard-")  # noqa: SIM115 - closed by `close`
+            return self._file
+
+    def close(self) -> None:
+        """Forget all copies."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+            self._file, self._end, self._places = None, 0, {}
 
 
 class _Handle:

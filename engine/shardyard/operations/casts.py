@@ -58,5 +58,6 @@ def _numpy(name: str) -> np.dtype:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        kind: np.dtype = np.dtype(ml_dtypes.bfloat16)
+        return kind
     return np.dtype({"float64": "<f8", "float32": "<f4", "float16": "<f2"}[name])

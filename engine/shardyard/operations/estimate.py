@@ -45,7 +45,7 @@ def block_bytes(tensor: Tensor) -> int:
 
 def memory(plan: Plan, threads: int) -> int:
     """Peak anonymous memory of the merge, in bytes; it does not grow with the tensors' sizes."""
-    tensors = [w for f in plan.files for w in f.written]
+    tensors = [w for f in plan.files for w in f.tensors]
     strided = [w for w in tensors if needs_numpy(w)]
     headers = sum(len(s.content) for f in plan.files for s in f.segments if isinstance(s.content, bytes))
     per_thread = gather.BLOCK
@@ -59,12 +59,12 @@ def memory(plan: Plan, threads: int) -> int:
 
 
 def _checked(plan: Plan) -> bool:
-    return plan.options.verify != "none" and any(w.tensor.copy16 is not None for f in plan.files for w in f.written)
+    return plan.options.verify != "none" and any(w.tensor.copy16 is not None for f in plan.files for w in f.tensors)
 
 
 def summarise(plan: Plan, kind: str, places: Mapping[str, str]) -> None:
     """Fill the plan's summary."""
-    written = [w for f in plan.files for w in f.written]
+    written = [w for f in plan.files for w in f.tensors]
     threads = workers(plan.options.workers, plan.units)
     spooled = sum(r.nbytes for r in plan.spool)
     room = disk.of(plan.place.out.parent)
@@ -80,7 +80,7 @@ def summarise(plan: Plan, kind: str, places: Mapping[str, str]) -> None:
         "part": selection.part,
         "out": str(plan.out),
         "format": kind,
-        "files": [{"name": f.name, "bytes": f.nbytes, "tensors": sum(1 for _ in f.written)} for f in plan.files],
+        "files": [{"name": f.name, "bytes": f.nbytes, "tensors": len(f.tensors)} for f in plan.files],
         "tensors": len(written),
         "parameters": sum(w.tensor.numel for w in written),
         "dtypes": dtypes,

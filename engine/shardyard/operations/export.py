@@ -104,7 +104,7 @@ def _literal(name: str) -> str:
 def _bytes_by_dtype(plan: Plan) -> dict[str, int]:
     found: Counter[str] = Counter()
     for file in plan.files:
-        for written in file.written:
+        for written in file.tensors:
             found[written.dtype.name] += written.nbytes
     return dict(found)
 

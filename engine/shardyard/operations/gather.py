@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from shardyard.checkpoint import InlineRecord, Ops, Piece, Record, Tensor, box, clip
+from shardyard.checkpoint import EncodedRecord, InlineRecord, Ops, Piece, Record, Tensor, box, clip
 from shardyard.dtypes import DType, Kind
 from shardyard.errors import DamagedError, IncompleteError, UnsupportedError
 from shardyard.files import FileHandles
@@ -41,6 +41,8 @@ def read_record(record: Record, offset: int, buffer: memoryview, handles: FileHa
         raise DamagedError(f"{printable(record.name or record.path)}: a tensor leaves its record.", path=record.path)
     if isinstance(record, InlineRecord):
         buffer[:] = memoryview(record.data)[offset : offset + len(buffer)]
+    elif isinstance(record, EncodedRecord) and not record.spooled:
+        handles.spool.read_into(record, offset, buffer, lambda: record.decode(handles), record.nbytes)
     else:
         handles.read_into(record.path, record.locate(handles) + offset, buffer)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -74,7 +74,7 @@ class ZipTail:
         yield self.placed[-1].end, zip_layout.directory(self.placed, every)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class OutputFile:
     """One file of the output."""
 
@@ -85,6 +85,8 @@ class OutputFile:
     tail: ZipTail | None = None
     kind: str = "other"
     """`safetensors`, `torch` or `other`."""
+    tensors: Sequence[Written] = ()
+    """All its tensors, those without bytes included."""
     tied: Mapping[str, str] = field(default_factory=dict)
     """Aliases to owners, for a torch file that keeps both names."""
 
@@ -92,17 +94,25 @@ class OutputFile:
     def _starts(self) -> list[int]:
         return [s.start for s in self.segments]
 
+    def tail_ranges(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
+        """The parts of [lo, hi) that belong to the tail."""
+        position = lo
+        for k in range(self.first_segment(lo), len(self.segments)):
+            segment = self.segments[k]
+            if segment.start >= hi:
+                break
+            if segment.start > position:
+                yield position, segment.start
+            position = max(position, segment.end)
+        if position < hi:
+            yield position, hi
+
     def first_segment(self, lo: int) -> int:
         """Index of the first segment that ends after `lo`."""
         k = max(0, bisect_right(self._starts, lo) - 1)
         while k < len(self.segments) and self.segments[k].end <= lo:
             k += 1
         return k
-
-    @property
-    def written(self) -> Iterable[Written]:
-        """Its tensors, in file order."""
-        return (s.content for s in self.segments if isinstance(s.content, Written))
 
 
 def literal_file(name: str, data: bytes) -> OutputFile:
@@ -146,7 +156,7 @@ def safetensors_file(name: str, tensors: Sequence[Written], metadata: Mapping[st
         if written.nbytes:
             segments.append(Segment(position, position + written.nbytes, written))
         position += written.nbytes
-    return OutputFile(name, position, segments, kind="safetensors")
+    return OutputFile(name, position, segments, kind="safetensors", tensors=ordered)
 
 
 def _safetensors_shape(written: Written) -> tuple[int, ...]:
@@ -177,7 +187,7 @@ def torch_file(name: str, tensors: Sequence[Written], tied: Mapping[str, str], o
         if place.nbytes:
             segments.append(Segment(place.data_offset, place.data_offset + place.nbytes, content, number))
     nbytes = placed[-1].end + zip_layout.directory_nbytes(placed)
-    return OutputFile(name, nbytes, segments, ZipTail(placed, known), "torch", dict(tied))
+    return OutputFile(name, nbytes, segments, ZipTail(placed, known), "torch", list(tensors), dict(tied))
 
 
 def index_file(name: str, total_size: int, places: Mapping[str, str]) -> OutputFile:

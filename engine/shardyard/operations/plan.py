@@ -49,7 +49,7 @@ class Unit:
     hi: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Plan:
     """What will be read and written, exactly."""
 
@@ -100,6 +100,11 @@ class Plan:
         file = self.files[k]
         lo = (number - self._first_units[k]) * UNIT
         return Unit(number, file, lo, min(file.nbytes, lo + UNIT))
+
+    def units_of(self, file: OutputFile) -> range:
+        """The numbers of a file's work units."""
+        k = next(k for k, f in enumerate(self.files) if f is file)
+        return range(self._first_units[k], self._first_units[k + 1])
 
     def to_json(self) -> dict[str, Any]:
         """The plan as the app, `--dry-run` and the job's first event show it."""
@@ -168,7 +173,7 @@ def _plan(
     )
     if place.single and side_files:
         raise UsageError("Side files need a folder as the output.", path=str(place.out))
-    plan.files.extend(literal_file(name, data) for name, data in side_files.items())
+    plan.files.extend(literal_file(name, data) for name, data in side_files.items() if data)
     plan.hash = _hash(plan, kind)
     if not place.single:
         plan.files.append(_marker(plan))

@@ -105,7 +105,7 @@ def choose_part(checkpoint: Checkpoint, asked: str | None) -> Part:
         )
     _refuse(checkpoint.findings, str(checkpoint.path), allow=False)
     raise UnsupportedError(
-        f"{printable(str(checkpoint.path))} holds no model weights; its parts are: {', '.join(map(printable, listed)) or 'none'}.",
+        f"{printable(str(checkpoint.path))} holds no model weights; its parts: {', '.join(map(printable, listed)) or 'none'}.",
         code=_code(checkpoint),
         path=str(checkpoint.path),
     )
@@ -160,8 +160,9 @@ def _refuse(findings: Iterable[Finding], path: str, *, allow: bool) -> None:
             raise CheckpointError(_sentence(finding), code=finding.code, path=path, tensors=finding.tensors)
     for finding in listed:
         if finding.blocks is Blocks.UNLESS_ALLOWED and not allow:
+            said = _sentence(finding)
             raise IncompleteError(
-                _sentence(finding) + " (--allow-incomplete merges what can be rebuilt.)",
+                said if "--allow-incomplete" in said else f"{said} --allow-incomplete merges what can be rebuilt.",
                 code=finding.code,
                 path=path,
                 tensors=finding.tensors,
@@ -176,7 +177,7 @@ def _absent(tensor: Tensor, count: int, path: str, names: list[str]) -> Incomple
     more = f" and {count - 1} more" if count > 1 else ""
     why = f": {tensor.note}" if tensor.note else ""
     return IncompleteError(
-        f"{printable(tensor.name, 120)}{more} cannot be rebuilt{why}. (--allow-incomplete merges the rest.)",
+        f"{printable(tensor.name, 120)}{more} cannot be rebuilt{why}. --allow-incomplete merges the rest.",
         code="missing-tensor",
         path=path,
         tensors=names,
