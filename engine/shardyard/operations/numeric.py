@@ -179,6 +179,10 @@ def largest_finite(values: Array, dtype: DType) -> float | None:
     return float(np.array([magnitude], bits.dtype).view(values.dtype)[0])
 
 
+_NO_NEGATIVE_ZERO = frozenset({"float8_e4m3fnuz", "float8_e5m2fnuz"})
+"""Kinds whose one NaN has the pattern of a negative zero."""
+
+
 def ordered(values: Array, dtype: DType) -> Array:
     """Unsigned integers in the order of the values: NaNs with a sign first, then -inf to inf, then the other NaNs."""
     bits = words(values)
@@ -188,12 +192,10 @@ def ordered(values: Array, dtype: DType) -> Array:
         return flipped
     if dtype.kind is not Kind.FLOAT or dtype.name == "float8_e8m0fnu":
         return bits
+    if dtype.name in _NO_NEGATIVE_ZERO:
+        keys: Array = np.where(bits & top, -bits & (top - 1), bits ^ top)
+        return keys
     return np.where(bits & top, ~bits, bits ^ top)
-
-
-def _top_bit(bits: Array) -> np.unsignedinteger:
-    word: np.unsignedinteger = bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))
-    return word
 
 
 def unordered(keys: Array, dtype: DType) -> Array:
@@ -205,7 +207,15 @@ def unordered(keys: Array, dtype: DType) -> Array:
         return flipped.view(kind)
     if dtype.kind is not Kind.FLOAT or dtype.name == "float8_e8m0fnu":
         return keys.view(kind)
+    if dtype.name in _NO_NEGATIVE_ZERO:
+        bits: Array = np.where(keys & top, keys ^ top, -keys & (top - 1) | top)
+        return bits.view(kind)
     return np.where(keys & top, keys ^ top, ~keys).view(kind)
+
+
+def _top_bit(bits: Array) -> np.unsignedinteger:
+    word: np.unsignedinteger = bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))
+    return word
 
 
 def by_name(name: str) -> DType:

@@ -50,6 +50,14 @@ class Rounding:
         return rounds_to(source[:_PROBE], result[:_PROBE], target) and rounds_to(source, result, target)
 
 
+def matching(source: Array, result: Array, target: DType) -> Array:
+    """Where `result` has the values of `source` rounded to `target`; what is no float is not rounded, and must be equal."""
+    if target.name not in _ROUNDABLE or source.dtype.kind in "biuc":
+        equal: Array = source == result
+        return equal
+    return _matching(source, cast(source, target), result, target)
+
+
 def rounds_to(source: Array, result: Array, target: DType) -> bool:
     """Whether `result` (of whatever floating kind) has the values of `source` rounded to `target`."""
     rounded = cast(source, target)
