@@ -20,6 +20,7 @@ from shardyard.formats.pickle_values import (
     Persistent,
     PickleError,
     Set,
+    Shortcut,
     Truncated,
     text_of,
 )
@@ -32,6 +33,7 @@ _LONGEST_OPERAND = 9
 FREE_OPCODES = 1_000_000
 FREE_MEMORY = 100_000_000
 MEMORY_A_BYTE = 16
+SHORTCUT_MEMORY_A_BYTE = 8
 
 
 class Loaded:
@@ -58,15 +60,21 @@ class Machine:
         collapse: Mapping[str, Collapse] | None,
         persistent: Callable[[object], object] | None,
         partial: bool,
+        shortcuts: Mapping[str, Shortcut] | None = None,
+        watch: Callable[[int], None] | None = None,
     ) -> None:
         self.data = data
         self.position = start
         self.collapse = collapse or {}
         self.persistent = persistent
         self.partial = partial
+        self.shortcuts = shortcuts or {}
+        self.watch = watch
         self.stack: list[object] = []
         self.marks: list[int] = []
-        self.memo: dict[int, object] = {}
+        self.memo: list[object] = []
+        self.sparse: dict[int, object] = {}
+        """Memo entries beyond the end of `memo`; writers number theirs without gaps."""
         self.names: dict[tuple[str, str], int] = {}
         self.known: dict[tuple[str, str], Global] = {}
         self.protocol = 0
@@ -83,6 +91,8 @@ class Machine:
         """
         try:
             for _ in range(0, self.opcodes, _CHECK_EVERY):
+                if self.watch is not None:
+                    self.watch(self.position)
                 if self.steps():
                     root = self.stack.pop()
                     return Loaded(root, self.position, self.protocol, self.names)
@@ -108,6 +118,7 @@ class Machine:
         stack = self.stack
         append = stack.append
         memo = self.memo
+        sparse = self.sparse
         marks = self.marks
         collapse = self.collapse
         rare = _RARE
@@ -118,18 +129,26 @@ class Machine:
                 opcode = data[position]
                 position += 1
                 if opcode == 0x72:  # LONG_BINPUT
-                    memo[int.from_bytes(data[position : position + 4], "little")] = stack[-1]
+                    n = int.from_bytes(data[position : position + 4], "little")
                     position += 4
-                    spend += 90
+                    if n == len(memo):
+                        memo.append(stack[-1])
+                    else:
+                        self.put_at(n)
+                    spend += 16
                 elif opcode == 0x4B:  # BININT1
                     append(data[position])
                     position += 1
                 elif opcode == 0x68:  # BINGET
-                    append(memo[data[position]])
+                    n = data[position]
+                    append(memo[n] if n < len(memo) else sparse[n])
                     position += 1
                 elif opcode == 0x94:  # MEMOIZE
-                    memo[len(memo)] = stack[-1]
-                    spend += 90
+                    if sparse:
+                        self.put_at(len(memo) + len(sparse))
+                    else:
+                        memo.append(stack[-1])
+                    spend += 16
                 elif opcode == 0x28:  # MARK
                     marks.append(len(stack))
                     spend += 8
@@ -172,10 +191,15 @@ class Machine:
                     stack[-1] = (stack[-1],)
                     spend += 56
                 elif opcode == 0x71:  # BINPUT
-                    memo[data[position]] = stack[-1]
+                    n = data[position]
                     position += 1
+                    if n == len(memo):
+                        memo.append(stack[-1])
+                    else:
+                        self.put_at(n)
                 elif opcode == 0x6A:  # LONG_BINGET
-                    append(memo[int.from_bytes(data[position : position + 4], "little")])
+                    n = int.from_bytes(data[position : position + 4], "little")
+                    append(memo[n] if n < len(memo) else sparse[n])
                     position += 4
                 elif opcode == 0x8C:  # SHORT_BINUNICODE
                     n = data[position]
@@ -308,7 +332,15 @@ class Machine:
 
     def newobj(self) -> None:
         args = self.stack.pop()
-        self.made("NEWOBJ", self.stack.pop(), args)
+        func = self.stack.pop()
+        if self.shortcuts and args == () and isinstance(func, Global):
+            shortcut = self.shortcuts.get(func.path)
+            end = shortcut(self.data, self.position, self.memo, self.stack) if shortcut is not None else 0
+            if end:
+                self.spend(SHORTCUT_MEMORY_A_BYTE * (end - self.position))
+                self.position = end
+                return
+        self.made("NEWOBJ", func, args)
 
     def newobj_ex(self) -> None:
         kwargs, args = self.stack.pop(), self.stack.pop()
@@ -425,11 +457,25 @@ class Machine:
 
     def put(self) -> None:
         line = self.line()
-        self.memo[self.decimal(line)] = self.stack[-1]
-        self.spend(90 + len(line))
+        n = self.decimal(line)
+        if n == len(self.memo):
+            self.memo.append(self.stack[-1])
+        else:
+            self.put_at(n)
+        self.spend(16 + len(line))
+
+    def put_at(self, n: int) -> None:
+        """A memo entry that is not the next one: nothing that was read on trust in a plain memo may be trusted further."""
+        self.shortcuts = {}
+        if 0 <= n < len(self.memo):
+            self.memo[n] = self.stack[-1]
+        else:
+            self.sparse[n] = self.stack[-1]
+        self.spend(90)
 
     def get(self) -> None:
-        self.stack.append(self.memo[self.decimal(self.line())])
+        n = self.decimal(self.line())
+        self.stack.append(self.memo[n] if 0 <= n < len(self.memo) else self.sparse[n])
 
     def decimal(self, digits: bytes) -> int:
         if len(digits) > _TEXT_DIGITS:

@@ -136,6 +136,13 @@ class StandIn(Protocol):
 Collapse = Callable[[str, object], object]
 """Gets the opcode's name and the arguments; returns what to put on the stack. Raise PickleError to refuse."""
 
+Shortcut = Callable[[bytes, int, list[object], list[object]], int]
+"""Gets (data, position after a NEWOBJ without arguments, memo, stack) and may read the object's state itself, in one go.
+
+It leaves the stack as if the object, and what follows as far as it read, had been built step by step, appends to the memo as the
+MEMOIZE opcodes in between would, and returns the new position; 0, with nothing changed, where the bytes look otherwise.
+"""
+
 
 def pairs(value: object) -> list[tuple[object, object]] | None:
     """The pairs of a dict or of a call that makes one (OrderedDict, defaultdict, Counter); None for anything else."""

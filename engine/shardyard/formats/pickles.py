@@ -25,6 +25,7 @@ from shardyard.formats.pickle_values import (
     Persistent,
     PickleError,
     Set,
+    Shortcut,
     StandIn,
     Truncated,
     attribute,
@@ -46,6 +47,8 @@ def load(
     collapse: Mapping[str, Collapse] | None = None,
     persistent: Callable[[object], object] | None = None,
     partial: bool = False,
+    shortcuts: Mapping[str, Shortcut] | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> Loaded:
     """Read the pickle at `start`.
 
@@ -55,12 +58,14 @@ def load(
             `build` method, a later BUILD goes there; BUILD on any other result that is no Call is refused.
         persistent: turns a persistent id into something else; without it a `Persistent` is kept.
         partial: `data` may be only the beginning of a longer file: running out of bytes raises `Truncated`.
+        shortcuts: for dotted names of classes that come by the hundred thousand, readers of their usual bytes.
+        watch: called with the position now and then; may raise to stop.
 
     Raises:
         PickleError: the pickle is damaged or beyond the limits.
     """
     whole = data if isinstance(data, bytes) else bytes(data)
-    machine = Machine(whole, start, collapse, persistent, partial)
+    machine = Machine(whole, start, collapse, persistent, partial, shortcuts, watch)
     if len(whole) - start < _LARGE:
         return machine.run()
     with _no_collection():
@@ -101,6 +106,7 @@ __all__ = [
     "Persistent",
     "PickleError",
     "Set",
+    "Shortcut",
     "StandIn",
     "Truncated",
     "attribute",
