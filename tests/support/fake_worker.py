@@ -13,16 +13,16 @@ from typing import Any
 from shardyard.errors import IncompleteError, JobError
 from shardyard.findings import Finding, Severity
 from shardyard.jobs import worker
-from shardyard.jobs.store import Spec
+from shardyard.jobs.store import Job
 from shardyard.operations.context import Context, Progress
 
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
 
-def count(spec: Spec, context: Context) -> Mapping[str, Any]:
+def count(job: Job, context: Context) -> Mapping[str, Any]:
     """Make `steps` steps of 100 bytes, waiting `wait` seconds in each; steps that an earlier try made are not made again."""
-    steps, wait = int(spec.options.get("steps", 5)), float(spec.options.get("wait", 0.0))
-    ledger = Path(str(spec.out) + ".ledger")
+    steps, wait = int(job.spec.options.get("steps", 5)), float(job.spec.options.get("wait", 0.0))
+    ledger = Path(str(job.spec.out) + ".ledger")
     made = len(ledger.read_text().splitlines()) if ledger.exists() else 0
     context.plan({"steps": steps})
     for step in range(made, steps):
@@ -34,22 +34,22 @@ def count(spec: Spec, context: Context) -> Mapping[str, Any]:
     return {"steps": steps, "made_now": steps - made, "pid": os.getpid()}
 
 
-def chatter(spec: Spec, context: Context) -> Mapping[str, Any]:
+def chatter(job: Job, context: Context) -> Mapping[str, Any]:
     """Report as fast as possible for a while, then say nothing for a while."""
-    until = time.monotonic() + float(spec.options["talk"])
+    until = time.monotonic() + float(job.spec.options["talk"])
     calls = 0
     while time.monotonic() < until:
         calls += 1
         context.progress(Progress(calls, 10**9, 0, 0, "talk"))
-    time.sleep(float(spec.options["silence"]))
+    time.sleep(float(job.spec.options["silence"]))
     return {"calls": calls}
 
 
-def fail(spec: Spec, context: Context) -> Mapping[str, Any]:
+def fail(job: Job, context: Context) -> Mapping[str, Any]:
     """Fail in the way asked for."""
     context.finding(Finding("bloat", Severity.WARNING, "Half of it is unused.", nbytes=5))
     context.message("About to fail.")
-    how = spec.options["how"]
+    how = job.spec.options["how"]
     if how == "ours":
         raise IncompleteError("Rank 3 is missing.", code="missing-rank", path="x.pt", tensors=("a", "b"))
     if how == "full":
@@ -64,40 +64,40 @@ def fail(spec: Spec, context: Context) -> Mapping[str, Any]:
     raise ZeroDivisionError
 
 
-def modules(spec: Spec, context: Context) -> Mapping[str, Any]:
+def modules(job: Job, context: Context) -> Mapping[str, Any]:
     """Which heavy modules a worker has before its operation asked for any."""
     return {"heavy": sorted({"numpy", "torch", "textual", "rich"} & set(sys.modules))}
 
 
-def share(spec: Spec, context: Context) -> Mapping[str, Any]:
+def share(job: Job, context: Context) -> Mapping[str, Any]:
     """Steps as `count`, shared out among the tasks; each keeps a ledger of its own."""
-    steps, wait = int(spec.options["steps"]), float(spec.options["wait"])
+    steps, wait = int(job.spec.options["steps"]), float(job.spec.options["wait"])
     mine = range(context.task, steps, context.tasks)
     context.plan({"steps": steps})
     for number, step in enumerate(mine):
-        if step in _shared(spec):
+        if step in _shared(job):
             continue
         context.check()
         time.sleep(wait)
-        with open(f"{spec.out}.ledger.{context.task}", "a") as file:
+        with open(f"{job.spec.out}.ledger.{context.task}", "a") as file:
             file.write(f"{step} {os.environ.get('SLURMD_NODENAME')}\n")
         context.progress(Progress((number + 1) * 100, len(mine) * 100, 0, 0, f"step {step}"))
     if context.tasks == 1:
-        return share_publish(spec, context)
+        return share_publish(job, context)
     return {}
 
 
-def share_publish(spec: Spec, context: Context) -> Mapping[str, Any]:
+def share_publish(job: Job, context: Context) -> Mapping[str, Any]:
     """Done when the union of the ledgers is every step."""
-    done = _shared(spec)
-    missing = int(spec.options["steps"]) - len(done)
+    done = _shared(job)
+    missing = int(job.spec.options["steps"]) - len(done)
     if missing:
         raise JobError(f"{missing} steps are missing.")
     return {"steps": len(done), "nodes": sorted(set(done.values()))}
 
 
-def _shared(spec: Spec) -> dict[int, str]:
-    out = Path(str(spec.out))
+def _shared(job: Job) -> dict[int, str]:
+    out = Path(str(job.spec.out))
     lines = [line for file in out.parent.glob(f"{out.name}.ledger.*") for line in file.read_text().splitlines()]
     return {int(line.split()[0]): line.split()[1] for line in lines}
 

@@ -1,13 +1,131 @@
-"""What a job can do: each verb takes the job's own words and a context, and returns the result. Operations are imported late."""
+"""What a job can do: each verb takes the job and a context, and returns the result. Operations are imported when they run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from shardyard.jobs.store import Spec
+from shardyard.errors import OutputExistsError, UsageError
+from shardyard.jobs.store import Job, Spec
 from shardyard.operations.context import Context
 
-Verb = Callable[[Spec, Context], Mapping[str, Any]]
+if TYPE_CHECKING:
+    from shardyard.operations.plan import Plan
 
-VERBS: dict[str, Verb] = {}
+Verb = Callable[[Job, Context], Mapping[str, Any]]
+
+
+def plan(verb: str, sources: Sequence[str], out: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the verb would do, as `--dry-run` shows it. No tensor data is read.
+
+    Raises:
+        ShardyardError: it is refused, and why.
+    """
+    spec = Spec(verb, tuple(sources), out, options)
+    if verb in ("merge", "export"):
+        return _plan(spec, resuming=False).to_json()
+    if verb == "shrink":
+        from shardyard.operations import shrink
+
+        return dict(shrink.plan_shrink(list(sources), out, **options).to_json())
+    raise UsageError(f"{verb} has no plan: it writes nothing.")
+
+
+def _plan(spec: Spec, *, resuming: bool) -> Plan:
+    from shardyard.operations.export import plan_export
+    from shardyard.operations.options import MergeOptions
+    from shardyard.operations.plan import plan_merge
+
+    make = plan_export if spec.verb == "export" else plan_merge
+    return make(list(spec.sources), _out(spec), MergeOptions.parse(spec.options), resuming=resuming)
+
+
+def _out(spec: Spec) -> str:
+    if spec.out is None:
+        raise UsageError(f"{spec.verb} needs an output.")
+    return spec.out
+
+
+def _plan_or_go_on(job: Job) -> tuple[Plan, bool]:
+    """The plan, and whether an earlier try of this job was killed after it had put the output in place."""
+    from shardyard.operations import staging
+
+    try:
+        return _plan(job.spec, resuming=False), False
+    except OutputExistsError:
+        made = _plan(job.spec, resuming=True)
+        if staging.already_published(made) or staging.published_since(made, job.created):
+            return made, True
+        raise
+
+
+def merge(job: Job, context: Context) -> Mapping[str, Any]:
+    """Merge or export; as one of several tasks only its share, which `merge_publish` then puts in place."""
+    from shardyard.operations import merge as operation
+
+    made, there = _plan_or_go_on(job)
+    if context.tasks == 1 and not there:
+        return operation.merge(made, context)
+    context.plan(made.to_json())
+    if not there:
+        operation.merge_task(made, context)
+    return _publish(made, context, there=there) if context.tasks == 1 else {}
+
+
+def merge_publish(job: Job, context: Context) -> Mapping[str, Any]:
+    """Put in place what several tasks wrote."""
+    made, there = _plan_or_go_on(job)
+    return _publish(made, context, there=there)
+
+
+def _publish(made: Plan, context: Context, *, there: bool) -> Mapping[str, Any]:
+    from shardyard.operations import publish
+
+    return publish.published(made) if there else publish.publish(made, context)
+
+
+def shrink(job: Job, context: Context) -> Mapping[str, Any]:
+    """Drop stored bytes that no tensor uses."""
+    from shardyard.operations import shrink as operation
+
+    return dict(operation.shrink(operation.plan_shrink(list(job.spec.sources), job.spec.out, **job.spec.options), context))
+
+
+def compare(job: Job, context: Context) -> Mapping[str, Any]:
+    """Are these the same weights? The rows, which may be many, are in the job folder; the result has the rest."""
+    from shardyard.operations.compare import ROWS, CompareOptions, compare_paths
+
+    if len(job.spec.sources) != 2:
+        raise UsageError("compare takes two checkpoints.")
+    a, b = job.spec.sources
+    result = compare_paths(a, b, CompareOptions.from_json(job.spec.options), context)
+    return {**{key: value for key, value in result.items() if key != "tensors"}, "rows": ROWS}
+
+
+def inspect(job: Job, context: Context) -> Mapping[str, Any]:
+    """What is here; `inspect-deep` also reads the data."""
+    from shardyard.operations import inspect as operation
+
+    options = job.spec.options
+    deep = job.spec.verb == "inspect-deep"
+    report = operation.report(
+        list(job.spec.sources),
+        tensors=bool(options.get("tensors")),
+        hashes=bool(options.get("hash")),
+        deep=deep,
+        tag=options.get("tag"),
+        context=context,
+    )
+    return dict(report)
+
+
+VERBS: dict[str, Verb] = {
+    "merge": merge,
+    "merge-publish": merge_publish,
+    "export": merge,
+    "export-publish": merge_publish,
+    "shrink": shrink,
+    "compare": compare,
+    "scan": inspect,
+    "inspect-deep": inspect,
+}

@@ -137,7 +137,7 @@ def _do(context: JobContext, verbs: Mapping[str, Verb], log: EventLog, *, publis
             raise JobError(f"There is no verb {name} that a job could do.")
         if publish:
             _raise_what_tasks_raised(context.job)
-        result = verbs[name](spec, context)
+        result = verbs[name](context.job, context)
     except Exception as error:
         # The outermost edge of this process: every fault must end as one sentence that a reader finds.
         failure = _as_ours(error, context)

@@ -33,8 +33,7 @@ def publish(plan: Plan, context: Context) -> dict[str, Any]:
         CheckpointError: a source record fails its CRC, or a cast overflowed.
     """
     if staging.already_published(plan):
-        staging.remove(plan.place.staging)
-        return _result(plan, {})
+        return published(plan)
     with _lock(plan.place.staging):
         done = ledgers.read(plan.place.staging, plan.hash)
         missing = plan.units - len(done.units)
@@ -53,6 +52,12 @@ def publish(plan: Plan, context: Context) -> dict[str, Any]:
             raise _as_ours(error, plan) from error
     staging.remove(plan.place.staging)
     return _result(plan, checked)
+
+
+def published(plan: Plan) -> dict[str, Any]:
+    """The result of a plan whose output is in place already; what is left of its staging goes."""
+    staging.remove(plan.place.staging)
+    return _result(plan, {})
 
 
 def _check_sources(plan: Plan, done: Done) -> dict[str, Any]:

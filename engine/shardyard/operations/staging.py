@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import NoRoomError, OutputExistsError
+from shardyard.errors import NoRoomError, OutputExistsError, ShardyardError
+from shardyard.files import FileHandles
 from shardyard.limits import disk
 from shardyard.operations.place import Place, read_marker
 from shardyard.operations.plan import Plan, settings
@@ -104,6 +105,27 @@ def already_published(plan: Plan) -> bool:
     return marker is not None and marker.get("plan") == plan.hash
 
 
+def published_since(plan: Plan, since: float) -> bool:
+    """Whether the output was put in place after `since` and is this plan's: a run was killed after its last rename.
+
+    A folder's marker tells. A single file has none: its size, its header and the time of its rename must all fit.
+    """
+    out = plan.place.out
+    try:
+        status = out.stat()
+        if not plan.place.single:
+            marker = read_marker(out)
+            return status.st_ctime >= since and marker is not None and marker.get("plan") == plan.hash
+        file = plan.files[0]
+        if status.st_ctime < since or status.st_size != file.nbytes:
+            return False
+        with FileHandles() as handles:
+            known = ((s.start, s.content) for s in file.segments if isinstance(s.content, bytes))
+            return all(handles.read(str(out), start, len(data)) == data for start, data in known)
+    except (OSError, ShardyardError):
+        return False
+
+
 def begun(plan: Plan) -> bool:
     """Whether an unfinished run of this very plan is there."""
     found = _read_json(plan.place.staging / PLAN)
@@ -123,8 +145,10 @@ def swap_in(plan: Plan) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or file of ours."""
+    """Remove a folder or file of ours. Ledgers go first: without their data they would call zeros done."""
     if path.is_dir() and not path.is_symlink():
+        for ledger in path.glob("ledger-*.jsonl"):
+            ledger.unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(FileNotFoundError):
