@@ -5,8 +5,8 @@ What no header tells: a merge that lost a third of its weights to zeros loads wi
 
 from __future__ import annotations
 
-import hashlib
 import threading
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from shardyard.operations import gather
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.numeric import CHUNK, elements, keep_freed_memory, largest_finite, numeric, wide, words
 from shardyard.operations.parallel import default_workers, spread
+from shardyard.operations.suggestions import same_bytes
 from shardyard.text import printable
 
 _MOST_NAMED = 3
@@ -39,7 +40,8 @@ class Seen:
     """All elements have the same bits (and there are several)."""
     zero: bool = False
     """All values are zero."""
-    sha256: str = ""
+    crc32: int = 0
+    """Of its bytes: a first guess at which tensors are equal."""
 
 
 @dataclass(slots=True)
@@ -59,10 +61,10 @@ class Scan:
         constant = [s.name for s in self.seen.values() if s.constant and not s.zero and self._matrix(s.name)]
         found = []
         if nan:
-            text = f"{sum(nan.values()):,} values are NaN, in {_some(list(nan))}."
+            text = f"{_values(nan)} NaN, in {_some(list(nan))}."
             found.append(Finding("nan", Severity.ERROR, text, "Use an earlier step; training had diverged.", tensors=tuple(nan)))
         if inf:
-            text = f"{sum(inf.values()):,} values are infinite, in {_some(list(inf))}."
+            text = f"{_values(inf)} infinite, in {_some(list(inf))}."
             remedy = "Look for a cast to float16, which ends at 65,504; bfloat16 holds these values."
             found.append(Finding("inf", Severity.ERROR, text, remedy, tensors=tuple(inf), sure=True))
         if zero:
@@ -94,7 +96,6 @@ class Scan:
             "all_zero": [s.name for s in rows if s.zero],
             "constant": [s.name for s in rows if s.constant and not s.zero],
             "equal_copies": self.copies,
-            "sha256": {s.name: s.sha256 for s in rows},
             "verdict": self.verdict(),
         }
 
@@ -131,8 +132,8 @@ def scan(checkpoint: Checkpoint, context: Context | None = None, workers: int = 
                 seen[tensor.name] = found
 
         spread(tensors.values(), do, workers or default_workers(), context.check)
-    result.seen = {name: seen[name] for name in tensors}
-    result.copies = _copies(result.seen, tensors, [set(tie.names) for tie in checkpoint.ties])
+        result.seen = {name: seen[name] for name in tensors}
+        _copies(result, tensors, [set(tie.names) for tie in checkpoint.ties], handles, context)
     for finding in result.findings():
         context.finding(finding)
     return result
@@ -141,11 +142,10 @@ def scan(checkpoint: Checkpoint, context: Context | None = None, workers: int = 
 def look(tensor: Tensor, handles: FileHandles, watch: Any = lambda n: None) -> Seen:
     """One pass over one tensor."""
     found = Seen(tensor.name, tensor.numel)
-    digest = hashlib.sha256()
     constant, zero = tensor.numel > 1, tensor.numel > 1 and numeric(tensor.dtype)
     first: Any = None
     for _, block in gather.blocks(tensor, handles):
-        digest.update(block)
+        found.crc32 = zlib.crc32(block, found.crc32)
         watch(len(block))
         values = elements(block, tensor.dtype)
         if values.dtype.kind == "b":
@@ -155,7 +155,7 @@ def look(tensor: Tensor, handles: FileHandles, watch: Any = lambda n: None) -> S
         zero = zero and _all_zero(values)
         if tensor.dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
             _count_special(values, tensor.dtype, found)
-    found.constant, found.zero, found.sha256 = constant, zero, digest.hexdigest()
+    found.constant, found.zero = constant, zero
     return found
 
 
@@ -184,12 +184,24 @@ def _count_special(values: Array, dtype: DType, found: Seen) -> None:
             found.inf += int(np.count_nonzero(np.isinf(part)))
 
 
-def _copies(seen: Mapping[str, Seen], tensors: Mapping[str, Tensor], ties: list[set[str]]) -> list[list[str]]:
-    groups: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
-    for name, row in seen.items():
+def _copies(result: Scan, tensors: Mapping[str, Tensor], ties: list[set[str]], handles: FileHandles, context: Context) -> None:
+    """Fill in the groups of equal tensors: those of one kind, shape and CRC, then proved byte by byte."""
+    alike: dict[tuple[int, tuple[int, ...], str], list[str]] = {}
+    for name, row in result.seen.items():
         if not row.constant and row.numel > 1:
-            groups.setdefault((row.sha256, tensors[name].shape, tensors[name].dtype.name), []).append(name)
-    return [names for names in groups.values() if len(names) > 1 and not any(set(names) <= tie for tie in ties)]
+            alike.setdefault((row.crc32, tensors[name].shape, tensors[name].dtype.name), []).append(name)
+    for names in alike.values():
+        first = tensors[names[0]]
+        group = [names[0]]
+        if len(names) > 1 and not any(set(names) <= tie for tie in ties):
+            group += [n for n in names[1:] if same_bytes(first, tensors[n], handles, context)]
+        if len(group) > 1:
+            result.copies.append(group)
+
+
+def _values(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    return f"{total:,} value{'s are' if total > 1 else ' is'}"
 
 
 def _some(names: list[str]) -> str:
