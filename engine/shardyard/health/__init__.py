@@ -33,7 +33,12 @@ def findings(checkpoint: Checkpoint) -> list[Finding]:
     if checkpoint.kind is not CheckpointKind.UNREADABLE:
         for check in CHECKS:
             found.update(dict.fromkeys(check(checkpoint)))
+    return ordered(found)
+
+
+def ordered(found: Iterable[Finding]) -> list[Finding]:
+    """The worst first, else in the order found."""
     return sorted(found, key=lambda f: _ORDER[f.severity])
 
 
-__all__ = ["CHECKS", "findings", "title", "verdict"]
+__all__ = ["CHECKS", "findings", "ordered", "title", "verdict"]

@@ -8,6 +8,11 @@ from shardyard.checkpoint import Checkpoint
 from shardyard.findings import Finding
 from shardyard.formats.pickle_globals import unsafe_findings
 
+TRAINERS = frozenset(
+    {"deepspeed", "transformers", "accelerate", "megatron", "lightning", "pytorch_lightning", "lightning_fabric", "verl"}
+)
+"""Software whose classes stand in every checkpoint it writes: not worth a word."""
+
 
 def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Names that would run code, and classes of other software."""
@@ -16,5 +21,6 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     names: dict[tuple[str, str], int] = {}
     for path, count in checkpoint.globals.items():
         module, _, name = path.rpartition(".")
-        names[(module, name)] = count
+        if module.partition(".")[0] not in TRAINERS:
+            names[(module, name)] = count
     yield from unsafe_findings(names, checkpoint.path.name)

@@ -28,6 +28,8 @@ def check(checkpoint: Checkpoint) -> Iterator[Finding]:
     shapes = {n: t.shape for n, t in tensors.items() if facts.known(t) and t.role in (Role.WEIGHT, Role.MASTER)}
     recorded = facts.tied_groups(checkpoint)
     tied = model_config.ties_embeddings(checkpoint.config)
+    if tied is not None:
+        checkpoint.checked.add("ties")
     if tied:
         yield from _copies(checkpoint, shapes, recorded)
     if checkpoint.complete:

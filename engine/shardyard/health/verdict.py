@@ -147,7 +147,9 @@ def _weights_name(checkpoint: Checkpoint) -> str:
 
 
 def _steps_beside(checkpoint: Checkpoint) -> list[str]:
-    return training_steps(checkpoint) if checkpoint.kind in HUB_KINDS else []
+    """Training steps beside weights that a trainer gathered: they have the names that trainers give them."""
+    gathered = checkpoint.kind in HUB_KINDS and _weights_name(checkpoint).startswith(("model.safetensors", "pytorch_model"))
+    return training_steps(checkpoint) if gathered else []
 
 
 def _incomplete(checkpoint: Checkpoint, blocking: list[Finding]) -> str:

@@ -119,7 +119,7 @@ class _Asked:
             from shardyard.operations import deep
 
             checkpoint.findings.extend(deep.examine(checkpoint, self.handles, self.context))
-            checkpoint.findings[:] = health.findings(checkpoint)
+            checkpoint.findings[:] = health.ordered(checkpoint.findings)
         return self._json(checkpoint)
 
     def _json(self, checkpoint: Checkpoint) -> Json:
