@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from shardyard.checkpoint import Role, Tensor
 from shardyard.errors import DamagedError
-from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile, Shapes, state_dict
 from shardyard.formats.deepspeed.names import FileKind, StepFile
@@ -107,14 +106,7 @@ def _report_missing(reading: Reading, files: Sequence[StepFile], model: ModelFil
         count = known or max((e for la, e in there if la == layer), default=-1) + 1
         missing += [_name(layer, e, files) for e in range(count) if (layer, e) not in there]
     if missing:
-        reading.add(
-            "missing-shard",
-            Severity.ERROR,
-            f"{len(missing)} expert files are not here: {listed(missing, 4)}.",
-            "Add the folder of the node that wrote them, or use an earlier step.",
-            paths=missing,
-            blocks=Blocks.UNLESS_ALLOWED,
-        )
+        reading.missing("missing-shard", f"{len(missing)} expert files are not here: {listed(missing, 4)}.", missing)
 
 
 def _name(layer: int, expert: int, files: Sequence[StepFile]) -> str:

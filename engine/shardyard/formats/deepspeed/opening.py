@@ -10,12 +10,11 @@ from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.deepspeed import pipeline, split, universal, unsharded, zero_step
 from shardyard.formats.deepspeed.model_file import ModelFile
 from shardyard.formats.deepspeed.names import FileKind, step_files
-from shardyard.formats.deepspeed.reading import Reading, listed
+from shardyard.formats.deepspeed.reading import Reading, are, listed
 from shardyard.formats.deepspeed.step import Step, catalogue, read_models
 from shardyard.formats.folder import Folder
-from shardyard.formats.model_config import find_config
-from shardyard.formats.pickles import Call, pairs, sequence
 from shardyard.formats.registry import OpenOptions
+from shardyard.formats.shown import shown
 from shardyard.text import printable
 
 
@@ -78,7 +77,8 @@ def _primary_models(step: Step) -> dict[int, ModelFile]:
     found: dict[int, ModelFile] = {}
     for file in [*step.files.of(FileKind.ZERO_MODEL), *step.files.of(FileKind.MODEL)]:
         if file.model_rank not in found:
-            found |= {file.model_rank: model for model in read_models(step, [file]).values()}
+            for model in read_models(step, [file]).values():
+                found[file.model_rank] = model
     return found
 
 
@@ -87,14 +87,7 @@ def _report_other_ranks(step: Step) -> None:
     ranks = step.files.model_ranks()
     others = [f.name for files in step.files.by_kind.values() for f in files if f.model_rank > ranks[0]] if len(ranks) > 1 else []
     if others:
-        step.reading.add(
-            "stale-file",
-            Severity.ERROR,
-            f"{listed(others)} {'is' if len(others) == 1 else 'are'} of other model ranks, and this run had one.",
-            "Move the files of the other run away and try again.",
-            paths=others,
-            blocks=Blocks.MERGE,
-        )
+        step.reading.left_over(f"{listed(others)} {are(others)} of other model ranks, and this run had one.", others)
 
 
 def _report_copies(step: Step, folder: Folder) -> None:
@@ -117,7 +110,6 @@ def _report_copies(step: Step, folder: Folder) -> None:
 def checkpoint(step: Step, folder: Folder, *, tag: str | None, tags: tuple[str, ...], root_files: list[FileEntry]) -> Checkpoint:
     """The finished checkpoint of an opened step, called after `folder`: the root, or the step folder itself."""
     options, model = step.reading.options, step.model
-    config, config_folder = find_config(folder, above=True)
     found = Checkpoint(
         folder.path,
         step.kind,
@@ -131,8 +123,6 @@ def checkpoint(step: Step, folder: Folder, *, tag: str | None, tags: tuple[str, 
         step=model.settings.step if model is not None else None,
         tags=tags,
         tag=tag,
-        config=config,
-        config_folder=config_folder,
         checked=step.checked,
         metadata={"ds_version": printable(model.settings.version)} if model is not None and model.settings.version else {},
         merge_note=step.merge_note,
@@ -176,22 +166,3 @@ def _objects(model: ModelFile | None) -> list[StoredObject]:
     if model is None:
         return []
     return [StoredObject(printable(name, 200), shown(value)) for name, value in model.extra.items()]
-
-
-def shown(value: object) -> str:
-    """A value in few words; containers by their size."""
-    if value is None or isinstance(value, (bool, int, float)):
-        return printable(repr(value), 80)
-    if isinstance(value, str):
-        return printable(value, 200)
-    items = pairs(value)
-    if items is not None:
-        return f"dict of {len(items)}"
-    members = sequence(value)
-    if members is not None:
-        return (
-            f"list of {len(members)}"
-            if len(members) > 8 or not all(isinstance(m, (int, float, str)) for m in members)
-            else printable(str(members), 200)
-        )
-    return printable(value.path, 120) if isinstance(value, Call) and value.path else type(value).__name__

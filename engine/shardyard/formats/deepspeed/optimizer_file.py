@@ -53,12 +53,21 @@ class OptimizerFile:
         return sum(v.numel * v.dtype.itemsize for pieces in self.groups for v in pieces)
 
 
-_KNOWN = frozenset(
-    "loss_scaler dynamic_loss_scale overflow clip_grad base_optimizer_state base_optimizer_state_step "
-    "single_partition_of_fp32_groups zero_stage group_paddings groups_padding param_alignment_paddings partition_count ds_version "
-    "param_slice_mappings universal_checkpoint_info fp32_flat_groups optimizer_state_dict local_sub_partitions_of_fp32_groups "
-    "num_comm_intervals_per_group ds_zero_partition_groups zero_allow_untested_optimizer".split()
-)
+_KNOWN = {
+    "base_optimizer_state",
+    "ds_zero_partition_groups",
+    "fp32_flat_groups",
+    "group_paddings",
+    "local_sub_partitions_of_fp32_groups",
+    "num_comm_intervals_per_group",
+    "optimizer_state_dict",
+    "param_alignment_paddings",
+    "param_slice_mappings",
+    "partition_count",
+    "single_partition_of_fp32_groups",
+    "universal_checkpoint_info",
+    "zero_stage",
+}
 _LAYOUT = re.compile(
     r"pad|partition|slice|shape|align|order|shard|fragment|offset|mapping|layout|group|interval|stride|permut|chunk|split|robin"
     r"|fp32|fp16|bf16|bit16|flat|master"

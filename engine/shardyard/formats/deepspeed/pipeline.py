@@ -13,14 +13,13 @@ from dataclasses import replace
 
 from shardyard.checkpoint import CheckpointKind, Role, Tensor, Tie
 from shardyard.errors import DamagedError
-from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed import frozen
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile, state_dict
 from shardyard.formats.deepspeed.moments import moments
 from shardyard.formats.deepspeed.names import FileKind
 from shardyard.formats.deepspeed.ranks import load_ranks
-from shardyard.formats.deepspeed.reading import listed, ranges
+from shardyard.formats.deepspeed.reading import are, listed, numbered
 from shardyard.formats.deepspeed.step import Step
 from shardyard.formats.deepspeed.weights import Stored, assemble, same_views
 from shardyard.formats.deepspeed.zero_step import rebuild
@@ -71,15 +70,8 @@ def stage_ranks(step: Step, models: dict[int, ModelFile]) -> range:
     missing = [s for s in stages if s not in there]
     if missing:
         names = [f"mp_rank_{s:02d}_model_states.pt" for s in missing]
-        step.reading.add(
-            "missing-rank",
-            Severity.ERROR,
-            f"The model {'file' if len(missing) == 1 else 'files'} of pipeline stage {ranges(missing)} of {len(stages)} "
-            f"{'is' if len(missing) == 1 else 'are'} not here: {listed(names)}.",
-            "Add the folder of the node that wrote them, or use an earlier step.",
-            paths=names,
-            blocks=Blocks.UNLESS_ALLOWED,
-        )
+        message = f"The model files of pipeline {numbered('stage', missing)} of {len(stages)} are not here: {listed(names)}."
+        step.reading.missing("missing-rank", message, names)
     return stages
 
 
@@ -176,14 +168,8 @@ def _report_missing_layers(step: Step, layers: Layers, masters: dict[str, Tensor
 
 
 def _missing_layers(step: Step, names: Sequence[str]) -> None:
-    step.reading.add(
-        "missing-shard",
-        Severity.ERROR,
-        f"{listed(names)} {'is' if len(names) == 1 else 'are'} not here: buffers and frozen weights of the layer would be missing.",
-        "Add the folder of the node that wrote them, or use an earlier step.",
-        paths=names,
-        blocks=Blocks.UNLESS_ALLOWED,
-    )
+    message = f"{listed(names)} {are(names)} not here: buffers and frozen weights of the layer would be missing."
+    step.reading.missing("missing-shard", message, names)
 
 
 def _layer_name(step: Step, layer: int) -> str:

@@ -7,14 +7,13 @@ count stands in every optimizer file, so each is asked; the others are named, ne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardyard.errors import DamagedError
-from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed.names import StepFile
 from shardyard.formats.deepspeed.optimizer_file import OptimizerFile, read_optimizer_file
-from shardyard.formats.deepspeed.reading import Reading, counted, listed, ranges
+from shardyard.formats.deepspeed.reading import Reading, are, counted, listed, numbered
 
 
 @dataclass(slots=True)
@@ -65,15 +64,9 @@ def load_ranks(reading: Reading, files: Sequence[StepFile], said: int | None, *,
     ranks = [_of_world(opened.get(r), world) for r in range(world)]
     missing = [r for r in range(world) if r not in opened or (opened[r] is not None and ranks[r] is None)]
     if missing:
-        reading.add(
-            "missing-rank",
-            Severity.ERROR,
-            f"The optimizer files of {'rank' if len(missing) == 1 else 'ranks'} {ranges(missing)} of {world} are not here: "
-            f"{listed([expected_name(files, r) for r in missing], 4)}.",
-            "Add the folder of the node that wrote them, or use an earlier step.",
-            paths=[expected_name(files, r) for r in missing],
-            blocks=Blocks.UNLESS_ALLOWED,
-        )
+        lost = [expected_name(files, r) for r in missing]
+        message = f"The optimizer files of {numbered('rank', missing)} of {world} are not here: {listed(lost, 4)}."
+        reading.missing("missing-rank", message, lost)
     return RankSet(world, ranks)
 
 
@@ -107,13 +100,9 @@ def _report_stale(reading: Reading, opened: dict[int, OptimizerFile | None], nam
         return
     worlds = sorted({o.world for o in other.values()})
     run = f" of a run of {listed(worlds)} ranks" if worlds else ""
-    reading.add(
-        "stale-file",
-        Severity.ERROR,
-        f"{listed([names[r] for r in stale])} {'is' if len(stale) == 1 else 'are'} left over{run}; this step is of {counted(world, 'rank')}.",
-        "Move the files of the other run away and try again.",
-        paths=[names[r] for r in stale],
-        blocks=Blocks.MERGE,
+    stale_names = [names[r] for r in stale]
+    reading.left_over(
+        f"{listed(stale_names)} {are(stale)} left over{run}; this step is of {counted(world, 'rank')}.", stale_names
     )
 
 
@@ -124,42 +113,21 @@ def _one_prefix(reading: Reading, files: Sequence[StepFile], *, bf16: bool) -> l
         return list(files)
     wanted = "bf16_" if bf16 else ""
     kept = {f.data_rank: f for f in files if f.prefix == wanted} or {f.data_rank: f for f in reversed(files)}
-    left_over = [f for f in files if kept.get(f.data_rank) is not f]
-    reading.add(
-        "stale-file",
-        Severity.ERROR,
-        f"{listed([f.name for f in left_over])} and {listed([f.name for f in kept.values()])} are files of two runs side by side.",
-        "Move the files of the other run away and try again.",
-        paths=[f.name for f in left_over],
-        blocks=Blocks.MERGE,
-    )
+    others = [f.name for f in files if kept.get(f.data_rank) is not f]
+    reading.left_over(f"{listed(others)} {are(others)} of another run than {listed([f.name for f in kept.values()])}.", others)
     return [kept[r] for r in sorted(kept)]
 
 
-def check_model_files(reading: Reading, files: Sequence[StepFile], world: int, note: Callable[[int], str]) -> list[int]:
-    """Findings about stage-3 model files that are missing or left over, by name alone; the missing ranks."""
+def check_model_files(reading: Reading, files: Sequence[StepFile], world: int) -> None:
+    """Findings about stage-3 model files that are missing or left over, by name alone."""
     there = {f.data_rank for f in files}
     missing = [r for r in range(world) if r not in there]
-    beyond = [f for f in files if f.data_rank >= world]
+    beyond = [f.name for f in files if f.data_rank >= world]
     if beyond:
-        reading.add(
-            "stale-file",
-            Severity.ERROR,
-            f"{listed([f.name for f in beyond])} {'is' if len(beyond) == 1 else 'are'} left over from a bigger run; "
-            f"this step is of {counted(world, 'rank')}.",
-            "Move the files of the other run away and try again.",
-            paths=[f.name for f in beyond],
-            blocks=Blocks.MERGE,
-        )
+        message = f"{listed(beyond)} {are(beyond)} left over from a bigger run; this step is of {counted(world, 'rank')}."
+        reading.left_over(message, beyond)
     if missing:
-        names = [note(r) for r in missing]
-        reading.add(
-            "missing-rank",
-            Severity.ERROR,
-            f"The model {'file' if len(missing) == 1 else 'files'} of {'rank' if len(missing) == 1 else 'ranks'} {ranges(missing)} "
-            f"of {world} {'is' if len(missing) == 1 else 'are'} not here: {listed(names, 4)}.",
-            "Add the folder of the node that wrote them, or use an earlier step.",
-            paths=names,
-            blocks=Blocks.UNLESS_ALLOWED,
-        )
-    return missing
+        model_rank = files[0].model_rank if files else 0
+        names = [f"zero_pp_rank_{r}_mp_rank_{model_rank:02d}_model_states.pt" for r in missing]
+        message = f"The model files of {numbered('rank', missing)} of {world} are not here: {listed(names, 4)}."
+        reading.missing("missing-rank", message, names)

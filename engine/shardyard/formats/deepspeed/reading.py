@@ -6,7 +6,7 @@ A damaged file is one finding and the rest goes on; `Blocks` tells whether a mer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardyard.checkpoint import FileEntry
@@ -64,6 +64,16 @@ class Reading:
         name = entry_name or (error.path or "").rsplit("/", 1)[-1]
         self.add(error.code, Severity.ERROR, error.message, paths=[name] if name else [], blocks=Blocks.MERGE)
 
+    def missing(self, code: str, message: str, names: Sequence[str], blocks: Blocks = Blocks.UNLESS_ALLOWED) -> None:
+        """Files that should be here and are not."""
+        remedy = "Add the folder of the node that wrote them, or use an earlier step."
+        self.add(code, Severity.ERROR, message, remedy, paths=names[:100], blocks=blocks)
+
+    def left_over(self, message: str, names: Sequence[str]) -> None:
+        """Files of another run: which of the two is wanted, nobody can know."""
+        remedy = "Move the files of the other run away and try again."
+        self.add("stale-file", Severity.ERROR, message, remedy, paths=names[:100], blocks=Blocks.MERGE)
+
     def add(
         self,
         code: str,
@@ -84,6 +94,16 @@ class Reading:
     def entry(self, entry: Entry, role: str) -> FileEntry:
         """A file of the step, for the checkpoint's list."""
         return FileEntry(self.prefix + entry.name, entry.nbytes, role)
+
+
+def are(things: Sequence[object]) -> str:
+    """`is` or `are`."""
+    return "is" if len(things) == 1 else "are"
+
+
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 2-5`."""
+    return f"{noun if len(numbers) == 1 else noun + 's'} {ranges(numbers)}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -108,8 +128,3 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([n, n])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def dotted(names: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """Globals of a pickle by their dotted names."""
-    return {f"{module}.{name}": count for (module, name), count in names.items()}

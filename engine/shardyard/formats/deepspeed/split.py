@@ -14,7 +14,7 @@ from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed import unsharded, zero_step
 from shardyard.formats.deepspeed.model_file import ModelFile, state_dict
 from shardyard.formats.deepspeed.names import FileKind, StepFiles
-from shardyard.formats.deepspeed.reading import listed, ranges
+from shardyard.formats.deepspeed.reading import listed, numbered
 from shardyard.formats.deepspeed.step import Step
 
 
@@ -24,8 +24,8 @@ def reason(step: Step, models: dict[int, ModelFile]) -> str:
     tensor_ranks = tensor_parallel(step, models)
     if tensor_ranks > 1:
         return (
-            f"Each of its files holds a part of every weight: the run used {tensor_ranks} tensor-parallel ranks, and the files do not "
-            "say how each weight was cut."
+            f"Each of its files holds a part of every weight: the run used {tensor_ranks} tensor-parallel ranks, and the files "
+            "do not say how each weight was cut."
         )
     if any(s.mics > 0 for s in settings):
         return "It was trained with MiCS, which cuts weights over groups of ranks in a way that is not merged here."
@@ -126,12 +126,5 @@ def _report_missing(step: Step, models: dict[int, ModelFile]) -> None:
             blocks=Blocks.MERGE,
         )
     else:
-        step.reading.add(
-            "missing-rank",
-            Severity.ERROR,
-            f"The files of tensor-parallel {'rank' if len(missing) == 1 else 'ranks'} {ranges(missing)} of {wanted} are not here: "
-            f"{listed(names)}.",
-            "Add the folder of the node that wrote them, or use an earlier step.",
-            paths=names,
-            blocks=Blocks.MERGE,
-        )
+        message = f"The files of tensor-parallel {numbered('rank', missing)} of {wanted} are not here: {listed(names)}."
+        step.reading.missing("missing-rank", message, names, Blocks.MERGE)

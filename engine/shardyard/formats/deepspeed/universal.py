@@ -1,8 +1,9 @@
 """Universal checkpoints: `zero/<parameter>/fp32.pt`, one file a weight, and a copy of the model files.
 
-From stages 1 and 2 `fp32.pt` is a dict whose `param` is shaped; from stage 3 a bare flat tensor, whose shape is in the model file.
-`ds_to_universal` copies aliases, buffers and frozen weights from the 16-bit weights, not from the masters: a shared name takes its
-owner's data here, buffers and frozen weights come from the model file.  A source with `round_robin_gradients` was misread by it.
+From stages 1 and 2 `fp32.pt` is a dict whose `param` is shaped; from stage 3 a bare flat tensor, whose shape is in the model
+file.  `ds_to_universal` takes aliases, buffers and frozen weights from the 16-bit weights, not from the masters: here a shared
+name takes its owner's data, buffers and frozen weights come from the model file.  A source with `round_robin_gradients` was
+misread by it.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _shaped(model: ModelFile, groups: Sequence[Sequence[object]], owners: Sequen
 
 
 def assignments(groups: Sequence[Sequence[tuple[int, ...]]], owners: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Ways, at most two, to hand the weights in order to groups whose shapes are in order: for each weight its index in the groups.
+    """Ways, at most two, to hand weights in order to groups of shapes in order: for each weight its index in the joined groups.
 
     A weight goes to the group whose next shape it has.  With one group there is at most one way.
     """

@@ -72,10 +72,8 @@ def _with_copy(master: Tensor, copy: Tensor | None, stored: Stored) -> Tensor:
     if copy is None:
         return master
     if [n for n in copy.shape if n != 1] != [n for n in master.shape if n != 1]:
-        raise layout_error(
-            f"{printable(master.name, 80)} is of shape {list(master.shape)} in the masters and {list(copy.shape)} in the model file.",
-            stored.path,
-        )
+        name, one, other = printable(master.name, 80), list(master.shape), list(copy.shape)
+        raise layout_error(f"{name} is of shape {one} in the masters and {other} in the model file.", stored.path)
     return replace(master, copy16=copy) if copy.dtype.castable and copy.layout is not None else master
 
 
@@ -91,7 +89,7 @@ def _aliases(reading: Reading, stored: Stored, found: dict[str, Tensor]) -> dict
             reading.add(
                 "tie-disagrees",
                 Severity.WARNING,
-                f"{printable(alias, 80)} is recorded as {printable(owner, 80)} under another name, and has another shape: both are kept.",
+                f"{printable(alias, 80)} is recorded as {printable(owner, 80)} by another name, but has another shape: both stay.",
                 tensors=[alias, owner],
             )
             continue

@@ -115,7 +115,7 @@ def _stored(step: Step, model: ModelFile | None, ranks: RankSet, stage: int) -> 
     reading = step.reading
     zero_files = step.files.of(FileKind.ZERO_MODEL)
     if stage == 3:
-        check_model_files(reading, zero_files, ranks.world, lambda r: f"zero_pp_rank_{r}_mp_rank_00_model_states.pt")
+        check_model_files(reading, zero_files, ranks.world)
     if model is None:
         return Stored("", {}, None)
     found = Stored(
