@@ -16,10 +16,10 @@ from typing import Any
 
 from shardyard import __version__
 from shardyard.checkpoint import Checkpoint, EncodedRecord, EvenRuns, Record, Tensor
-from shardyard.errors import NoRoomError, UsageError
+from shardyard.errors import UsageError
 from shardyard.files import FileHandles, fingerprint
 from shardyard.findings import Finding
-from shardyard.limits import disk
+from shardyard.limits import preflight
 from shardyard.operations import contents, estimate
 from shardyard.operations.options import MergeOptions
 from shardyard.operations.outputs import (
@@ -178,7 +178,7 @@ def _plan(
     if not place.single:
         plan.files.append(_marker(plan))
     estimate.summarise(plan, kind, places)
-    _check_room(plan, resuming=resuming)
+    _check_room(plan)
     return plan
 
 
@@ -295,24 +295,24 @@ def _marker(plan: Plan) -> OutputFile:
     return literal_file(MARKER, (json.dumps(marker, indent=2) + "\n").encode())
 
 
-def _check_room(plan: Plan, *, resuming: bool) -> None:
-    """Refuse before the first byte what cannot fit the destination's file system or quota.
+def _check_room(plan: Plan) -> None:
+    """Refuse before the first byte what this place or this machine cannot hold; tell of what is merely tight.
 
     Raises:
-        NoRoomError: how many bytes are short, and where.
+        NoRoomError: the disk, its quota, memory or the CPU time allowed does not suffice.
     """
-    room = disk.of(plan.place.out.parent)
-    there = _already_written(plan.place.staging)
-    needed = plan.nbytes + sum(r.nbytes for r in plan.spool) - there
-    if needed > room.room:
-        import humanize
-
-        short = humanize.naturalsize(needed - room.room)
-        raise NoRoomError(
-            f"{printable(str(room.folder))} has {humanize.naturalsize(room.room)} free and {humanize.naturalsize(needed)} are "
-            f"needed: {short} short. Free some room or choose another output.",
-            path=str(plan.place.out),
-        )
+    need = preflight.Need(
+        out=plan.place.out.parent,
+        write_bytes=plan.nbytes + sum(r.nbytes for r in plan.spool),
+        read_bytes=plan.summary["bytes_read"],
+        memory_bytes=plan.summary["memory"],
+        files=len(plan.files),
+        there_bytes=_already_written(plan.place.staging),
+        verb="This merge",
+    )
+    tight = preflight.check(need)
+    plan.findings += tight
+    plan.summary["findings"] += [{"code": f.code, "severity": f.severity.value, "message": f.message} for f in tight]
 
 
 def _already_written(folder: Path) -> int:
