@@ -45,7 +45,7 @@ def title(checkpoint: Checkpoint) -> str:
     model = checkpoint.config.get("model_type") if checkpoint.config else None
     if isinstance(model, str) and checkpoint.kind in HUB_KINDS:
         text += f" ({printable(model, 40)})"
-    if checkpoint.kind is K.UNREADABLE and checkpoint.path.is_dir():
+    if checkpoint.kind is K.UNREADABLE and len(checkpoint.files) != 1:
         text = "unreadable folder"
     shards = sum(f.role == "weights" for f in checkpoint.files)
     if checkpoint.kind in (K.SAFETENSORS_SHARDED, K.TORCH_SHARDED):

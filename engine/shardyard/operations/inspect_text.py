@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -20,10 +21,11 @@ _MARKS = {"error": "error", "warning": "warning", "info": "note"}
 def lines(found: Report) -> list[str]:
     """All of a report."""
     text: list[str] = []
+    given = os.path.basename(found["path"]) or found["path"]
     for checkpoint in found["checkpoints"]:
         if text:
             text.append("")
-        text.extend(_checkpoint(checkpoint))
+        text.extend(_checkpoint(checkpoint, given))
     other = found["other"]
     if not found["checkpoints"]:
         text.append(f"There is no checkpoint in {printable(found['path'])}.")
@@ -34,9 +36,9 @@ def lines(found: Report) -> list[str]:
     return text
 
 
-def _checkpoint(found: Json) -> Iterator[str]:
-    path = printable(str(found["path"]))
-    yield f"{path}: {found['title']}"
+def _checkpoint(found: Json, given: str) -> Iterator[str]:
+    path = str(found["path"])
+    yield f"{printable(given if path == '.' else path)}: {found['title']}"
     yield from _wrapped(str(found["verdict"]), "  ")
     usage = found["bytes"]
     assert isinstance(usage, Mapping)
