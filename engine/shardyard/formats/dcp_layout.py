@@ -13,7 +13,7 @@ from shardyard.dtypes import DType
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.formats.coverage import flaw
-from shardyard.formats.dcp_metadata import Chunk, Place
+from shardyard.formats.dcp_rows import Chunk, Place
 from shardyard.formats.dcp_slices import EncodedSlice, Slice
 from shardyard.formats.tensors import TensorValue
 from shardyard.text import printable

@@ -20,7 +20,7 @@ from shardyard.dtypes import DType
 from shardyard.errors import DamagedError, UnsupportedError
 from shardyard.files import FileHandles
 from shardyard.formats import pickles
-from shardyard.formats.dcp_metadata import Place
+from shardyard.formats.dcp_rows import Place
 from shardyard.formats.pickles import PickleError
 from shardyard.formats.tensors import REBUILDS, TensorValue, storage_of
 from shardyard.formats.torch_file import TorchFile, open_torch

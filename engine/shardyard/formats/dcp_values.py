@@ -9,7 +9,7 @@ from shardyard.errors import ShardyardError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding, Severity
 from shardyard.formats.dcp_folder import DcpFolder
-from shardyard.formats.dcp_metadata import Place
+from shardyard.formats.dcp_rows import Place
 from shardyard.formats.dcp_slices import open_value
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import pairs, text_of
