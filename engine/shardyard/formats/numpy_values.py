@@ -131,7 +131,13 @@ def _encode(made_by: str, args: object) -> object:
     return Call(made_by, Global("_codecs", "encode"), args)
 
 
+def _no_bytes(made_by: str, args: object) -> object:
+    """`bytes()`: how protocol 2 writes empty bytes."""
+    return b"" if args == () else Call(made_by, Global("builtins", "bytes"), args)
+
+
 NUMPY: dict[str, Collapse] = {
+    "builtins.bytes": _no_bytes,
     "_codecs.encode": _encode,
     **{f"numpy.{core}.multiarray._reconstruct": _reconstruct for core in ("core", "_core")},
     **{f"numpy.{core}.numeric._frombuffer": _frombuffer for core in ("core", "_core")},

@@ -68,7 +68,7 @@ def load(
     machine = Machine(whole, start, collapse, persistent, partial, shortcuts, watch)
     if len(whole) - start < _LARGE:
         return machine.run()
-    with _no_collection():
+    with no_collection():
         return machine.run()
 
 
@@ -77,7 +77,7 @@ _paused = 0
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """No garbage collection meanwhile: a graph of a million fresh objects holds no garbage, and looking costs half the time."""
     global _paused
     with _pausing:
@@ -113,6 +113,7 @@ __all__ = [
     "integers",
     "load",
     "lookup",
+    "no_collection",
     "pairs",
     "sequence",
     "text_of",

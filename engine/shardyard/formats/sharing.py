@@ -32,6 +32,17 @@ class View:
     ops: Ops = Ops.NONE
     holders: list[str] = field(default_factory=list)
     """Names, or whatever the caller identifies its tensors by."""
+    end: int = field(init=False)
+    """One past the last byte reached; equals `offset` for a view without elements."""
+
+    def __post_init__(self) -> None:
+        reach = self.itemsize
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            if n == 0:
+                reach = 0
+                break
+            reach += (n - 1) * stride
+        self.end = self.offset + reach
 
     @property
     def nbytes(self) -> int:
@@ -39,11 +50,14 @@ class View:
         return self.itemsize * math.prod(self.shape)
 
     @property
-    def end(self) -> int:
-        """One past the last byte reached; equals `offset` for a view without elements."""
-        if 0 in self.shape:
-            return self.offset
-        return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + self.itemsize
+    def packed(self) -> bool:
+        """Whether it is row-major and contiguous, as most are."""
+        step = self.itemsize
+        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if n != 1 and stride != step:
+                return False
+            step *= n
+        return True
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -142,15 +156,23 @@ def analyse(tensors: Iterable[Tensor]) -> list[StorageUse]:
         if look is None:
             continue
         stored[look.key] = look.storage_nbytes
-        view = View(tensor.dtype.name, tensor.dtype.itemsize, look.offset, tensor.shape, look.strides, look.ops)
-        views.setdefault(look.key, {}).setdefault(view.identity, view).holders.append(tensor.name)
+        dtype = tensor.dtype
+        identity = (dtype.name, look.offset, tensor.shape, look.strides, look.ops.value)
+        of_key = views.setdefault(look.key, {})
+        view = of_key.get(identity)
+        if view is None:
+            view = of_key[identity] = View(dtype.name, dtype.itemsize, look.offset, tensor.shape, look.strides, look.ops)
+        view.holders.append(tensor.name)
     return [StorageUse(key, stored[key], of_key.values()) for key, of_key in views.items()]
 
 
 def clusters_of(views: Iterable[View]) -> list[Cluster]:
     """Views grouped by overlapping extents; views without elements are in none."""
     found: list[Cluster] = []
-    for view in sorted((v for v in views if v.end > v.offset), key=lambda v: (v.offset, -v.end)):
+    filled = [v for v in views if v.end > v.offset]
+    if len(filled) > 1:
+        filled.sort(key=lambda v: (v.offset, -v.end))
+    for view in filled:
         if found and view.offset < found[-1].end:
             found[-1].views.append(view)
             found[-1].end = max(found[-1].end, view.end)
@@ -198,6 +220,8 @@ def _comb(view: View) -> _Comb:
 
 def _touched(views: list[View], start: int, end: int) -> tuple[int, bool]:
     """Bytes that at least one view reaches, by arithmetic where possible; (bytes, whether that is exact)."""
+    if any(v.offset == start and v.end == end and v.packed for v in views):
+        return end - start, True
     combs = list(dict.fromkeys(_comb(v) for v in views))
     dense = _union([(c.start, c.end) for c in combs if not c.dims])
     loose = [c for c in combs if c.dims and not any(lo <= c.start and c.end <= hi for lo, hi in dense)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import InlineRecord, Layout, OneRun, Ops, Record, Role, StorageView, Strided, Tensor, row_major
+from shardyard.checkpoint import InlineRecord, Layout, OneRun, Ops, Record, Role, StorageView, Strided, Tensor
 from shardyard.dtypes import DType
 from shardyard.errors import DamagedError, UnsupportedError
 from shardyard.findings import Finding
@@ -145,28 +144,25 @@ def view_layout(value: TensorValue, record: Record, *, big_endian: bool = False)
         first = storage.view[0] * width
         end = min(end, first + storage.view[1] * width)
     offset = first + value.offset * item
-    numel = math.prod(value.shape)
-    strides = tuple(s * item for s in value.strides)
-    packed = row_major(value.shape, item)
-    contiguous = not numel or all(n == 1 or s == p for n, s, p in zip(value.shape, strides, packed, strict=True))
-    if dtype.bits < 8 and not contiguous:
-        raise UnsupportedError(
-            f"{printable(os.path.basename(record.path))}: a strided view of {dtype.name} values is not read.",
-            code="unsupported",
-            path=record.path,
-        )
-    if numel:
-        span = sum((n - 1) * s for n, s in zip(value.shape, strides, strict=True)) + item
-        reach = offset + (dtype.nbytes(numel) if contiguous else span)
-        if min(value.strides, default=0) < 0 or reach > end:
-            raise DamagedError(
-                f"{printable(os.path.basename(record.path))}: a tensor reaches {reach} bytes into a storage of {end}.",
-                path=record.path,
-            )
-    ops = value.ops | (Ops.SWAP if big_endian and dtype.word > 1 else Ops.NONE)
+    numel, contiguous, span = 1, True, item
+    for n, stride in zip(reversed(value.shape), reversed(value.strides), strict=True):
+        contiguous = contiguous and (n == 1 or stride == numel)
+        numel *= n
+        span += (n - 1) * stride * item
+    if not numel:
+        return OneRun(record, 0, 0)
+    if contiguous:
+        span = dtype.nbytes(numel)
+    elif dtype.bits < 8:
+        what = f"a strided view of {dtype.name} values is not read"
+        raise UnsupportedError(f"{printable(os.path.basename(record.path))}: {what}.", code="unsupported", path=record.path)
+    if min(value.strides, default=0) < 0 or offset + span > end:
+        what = f"a tensor reaches {offset + span} bytes into a storage of {end}"
+        raise DamagedError(f"{printable(os.path.basename(record.path))}: {what}.", path=record.path)
+    ops = value.ops | Ops.SWAP if big_endian and dtype.word > 1 else value.ops
     if contiguous and not ops:
-        return OneRun(record, offset if numel else 0, dtype.nbytes(numel))
-    return _strided(record, offset, value.shape, strides, dtype, ops)
+        return OneRun(record, offset, span)
+    return _strided(record, offset, value.shape, tuple(s * item for s in value.strides), dtype, ops)
 
 
 def _strided(record: Record, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, ops: Ops) -> Strided:

@@ -58,6 +58,10 @@ class _Archive:
             self.open_package(file, members)
         else:
             self.open_saved(file, root, members, by_name)
+            others = [m.name for m in members if m.name.endswith("/data.pkl") and m.name != root + "data.pkl"]
+            if others:
+                said = f"{file.name} has another data.pkl, {printable(others[0], 80)}; it was not read."
+                file.findings.append(_finding(file, "corrupt", said))
         self.report_order(file, members)
         return file
 
