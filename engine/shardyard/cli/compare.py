@@ -14,6 +14,8 @@ from shardyard.text import printable
 
 MOST_ROWS = 20
 """Tensors that are shown to a person; `--all` and `--json` show every one."""
+MOST_EQUAL = 5
+"""Tensors that are shown where nothing is wrong."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -70,7 +72,7 @@ def lines(result: Mapping[str, Any], *, show_all: bool = False) -> list[str]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in about["dtypes"].items())
         found.append(f"{side.upper()}  {printable(about['path'])}  ({about['kind']}: {about['tensors']} tensors, {kinds})")
     rows = [row for row in worst_first(result["tensors"]) if show_all or row["relation"] not in ("identical", "equal")]
-    shown = rows if show_all else rows[:MOST_ROWS]
+    shown = rows if show_all else rows[: MOST_EQUAL if result["equal"] else MOST_ROWS]
     if shown:
         found += ["", *table(shown)]
     if len(rows) > len(shown):

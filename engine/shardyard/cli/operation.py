@@ -148,7 +148,7 @@ def follow(job: Job, *, as_json: bool, cancel_on_interrupt: bool = True, offset:
     state = job.state().value
     if state == "done":
         if not as_json and outcome is not None:
-            result = next((e for e in reversed(job.events()[0]) if e["event"] == "result"), {})
+            result: Mapping[str, Any] = next((e for e in reversed(job.events()[0]) if e["event"] == "result"), {})
             print("\n".join(panel.result_lines(result)))
         return ExitCode.DONE
     if outcome is None and state != "cancelled":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from shardyard.text import printable
@@ -37,7 +37,7 @@ class Panel:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._live = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._last_plain = 0.0
+        self._last_plain = time.monotonic()
 
     def show(self, event: Mapping[str, Any]) -> None:
         """Show one event."""
@@ -88,30 +88,81 @@ def progress_line(event: Mapping[str, Any]) -> str:
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    """The plan as a person reads it."""
-    rows = [(label, plan.get(key)) for label, key in _PLAN_ROWS]
-    lines = [f"{label:<9}{_value(value)}" for label, value in rows if value not in (None, [], "", {})]
+    """The plan as a person reads it: what is read and written, what it needs, what is tied, cast, missing or odd."""
+    if "files" not in plan and "summary" in plan:
+        plan = plan["summary"]
+    rows = [
+        ("from", _source(plan)),
+        ("to", _target(plan)),
+        ("reads", size(plan["bytes_read"]) if "bytes_read" in plan else ""),
+        ("writes", _writes(plan)),
+        ("needs", _needs(plan)),
+        ("casts", ", ".join(f"{c['tensors']} tensors {c['from']} to {c['to']}" for c in plan.get("casts", ()))),
+        ("tied", _tied(plan.get("tied") or {})),
+        ("missing", _some(plan.get("missing") or ())),
+    ]
+    lines = [f"{label:<9}{text}" for label, text in rows if text]
     lines += [f"{'note':<9}{printable(str(note))}" for note in plan.get("notes", ())]
+    lines += [f"{f['severity']:<9}{printable(str(f['message']))}" for f in plan.get("findings", ()) if f["severity"] != "info"]
     return lines
 
 
-_PLAN_ROWS = (
-    ("from", "source"),
-    ("to", "out"),
-    ("reads", "read_bytes"),
-    ("writes", "write_bytes"),
-    ("memory", "memory_bytes"),
-    ("free", "free_bytes"),
-)
+def _source(plan: Mapping[str, Any]) -> str:
+    named = ", ".join(str(s) for s in plan.get("sources", ()))
+    told = [str(plan[key]) for key in ("kind", "tag", "part") if plan.get(key)]
+    return printable(f"{named} ({', '.join(told)})" if told else named)
 
 
-def _value(value: Any) -> str:
-    return size(value) if isinstance(value, int) else printable(str(value))
+def _target(plan: Mapping[str, Any]) -> str:
+    files = plan.get("files", ())
+    weights = [f for f in files if f.get("tensors")]
+    count = f"{len(weights)} weight file{'s' if len(weights) != 1 else ''}" if weights else ""
+    return printable(f"{plan.get('out') or ''}" + (f" ({count}, {plan.get('format', '')})" if count else ""))
+
+
+def _writes(plan: Mapping[str, Any]) -> str:
+    if "bytes_written" not in plan:
+        return ""
+    dtypes = ", ".join(f"{n} {name}" for name, n in (plan.get("dtypes") or {}).items())
+    return size(plan["bytes_written"]) + (f" in {plan['tensors']} tensors ({dtypes})" if dtypes else "")
+
+
+def _needs(plan: Mapping[str, Any]) -> str:
+    disk = plan.get("disk") or {}
+    told = []
+    if plan.get("memory"):
+        told.append(f"{size(plan['memory'])} of memory")
+    if disk.get("needed") is not None:
+        told.append(f"{size(disk['needed'])} of disk, {size(disk.get('free'))} free at {printable(str(disk.get('path', '')))}")
+    return "; ".join(told)
+
+
+def _tied(tied: Mapping[str, str]) -> str:
+    return _some([f"{alias} = {owner}" for alias, owner in tied.items()])
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(printable(str(n), 120) for n in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
-    """How a job ended well."""
+    """How a job ended well: what was written, what was checked, how to load it."""
     lines = [printable(str(line)) for line in result.get("lines", ())]
     if not lines and result.get("out"):
-        lines = [f"Wrote {printable(str(result['out']))}."]
+        files = [f for f in result.get("files", ()) if f.get("tensors")]
+        what = f": {result['tensors']} tensors, {size(result.get('bytes_written'))}, {len(files)} weight files" if files else ""
+        lines = [printable(f"Wrote {result['out']}{what}.".replace(", 1 weight files", ", 1 weight file"))]
+        if result.get("complete") is False:
+            lines.append(f"It is NOT complete; missing: {_some(result.get('missing') or ())}.")
+        if result.get("checked"):
+            lines.append(f"Checked: {_checked(result['checked'])}.")
+    if result.get("load"):
+        lines += ["", *(f"    {printable(str(line))}" for line in result["load"])]
     return lines
+
+
+def _checked(checked: Any) -> str:
+    if isinstance(checked, Mapping):
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in checked.items() if value)
+    return ", ".join(str(c) for c in checked) if isinstance(checked, (list, tuple)) else str(checked)

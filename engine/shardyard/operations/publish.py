@@ -166,7 +166,8 @@ def _result(plan: Plan, checked: dict[str, Any]) -> dict[str, Any]:
         "kind", "tag", "part", "out", "format", "files", "tensors", "parameters", "dtypes", "casts", "bytes_written", "tied",
         "renamed", "complete", "missing", "frozen_left_out", "from_elsewhere", "findings", "verify",
     )  # fmt: skip
-    result = {key: plan.summary[key] for key in keys}
+    exported = ("verb", "side_files", "config_dtype", "notes", "load")
+    result = {key: plan.summary[key] for key in (*keys, *(k for k in exported if k in plan.summary))}
     with suppress(OSError):
         result["bytes"] = sum((plan.out if plan.place.single else plan.out / f.name).stat().st_size for f in plan.files)
     return {**result, "checked": checked}
