@@ -34,7 +34,7 @@ def publish(plan: Plan, context: Context) -> dict[str, Any]:
     """
     if staging.already_published(plan):
         return published(plan)
-    with _lock(plan.place.staging):
+    with _lock(plan.place.staging, None if context.folder is None else str(context.folder)):
         done = ledgers.read(plan.place.staging, plan.hash)
         missing = plan.units - len(done.units)
         if missing:
@@ -116,39 +116,47 @@ def _record_crcs(plan: Plan, file: OutputFile, done: Done) -> dict[int, int]:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One publisher at a time: a folder made by mkdir, taken over if its process is gone from this machine."""
-    lock = folder / "publishing"
-    owner = {"host": socket.gethostname(), "pid": os.getpid()}
-    for attempt in (1, 2):
-        try:
-            lock.mkdir()
-            break
-        except FileExistsError:
-            if attempt == 2 or not _abandoned(lock):
-                raise JobError(
-                    f"Another process is publishing this output; if none is, delete {printable(str(lock))}.", path=str(lock)
-                ) from None
-            staging.remove(lock)
+def _lock(folder: Path, job: str | None) -> Iterator[None]:
+    """One publisher at a time. The lock is a folder that appears with its owner's name in it, whole or not at all."""
+    lock, mine = folder / "publishing", folder / f"publishing.{socket.gethostname()}.{os.getpid()}"
+    staging.remove(mine)
+    mine.mkdir()
     try:
-        (lock / "owner.json").write_text(json.dumps(owner))
+        (mine / OWNER).write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "job": job}))
+        if _abandoned(lock, job):
+            staging.remove(lock)
+        # A folder cannot take the name of one that is not empty.
+        os.rename(mine, lock)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise JobError(
+            f"Another process is publishing this output; if none is, delete {printable(str(lock))}.", path=str(lock)
+        ) from None
+    finally:
+        staging.remove(mine)
+    try:
         yield
     finally:
         staging.remove(lock)
 
 
-def _abandoned(lock: Path) -> bool:
-    """Whether the lock's process is known to be gone."""
+OWNER = "owner.json"
+
+
+def _abandoned(lock: Path, job: str | None) -> bool:
+    """Whether the lock is that of an earlier try of the same job, or of a process of this machine that is gone."""
     try:
-        owner = json.loads((lock / "owner.json").read_bytes())
+        owner = json.loads((lock / OWNER).read_bytes())
+        if job is not None and owner.get("job") == job:
+            return True
         if owner["host"] != socket.gethostname():
             return False
         os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
         return True
-    except (OSError, ValueError, KeyError, TypeError):
-        # No owner was written: its process died between two calls.
-        return not (lock / "owner.json").exists()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
     return int(owner["pid"]) == os.getpid()
 
 
