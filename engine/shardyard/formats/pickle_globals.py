@@ -34,10 +34,11 @@ _RUNNING = """
     trace turtle urllib urllib2 urllib3 venv webbrowser winreg _winreg xmlrpc zipfile zipimport cProfile aiohttp cffi torch.hub
     torch.package torch.utils.cpp_extension torch.utils.model_zoo torch.jit torch.compiler torch.serialization
     torch.multiprocessing torch.distributed.rpc torch.utils.data.datapipes torch.fx numpy.testing numpy.f2py numpy.distutils
-    numpy.lib.npyio joblib dill cloudpickle
+    numpy.lib.npyio joblib dill cloudpickle IPython _io atexit concurrent gc idlelib jinja2 logging pathlib2 sqlite3 unittest
 """
 _BUILTINS = """
     eval exec execfile compile open input raw_input __import__ breakpoint exit quit help globals locals vars reload apply
+    setattr delattr file
 """
 _DATA = """
     collections _codecs copyreg datetime decimal fractions uuid pathlib argparse enum types zoneinfo numpy ml_dtypes torch
@@ -45,7 +46,18 @@ _DATA = """
 """
 _CODE_MODULES = frozenset(_RUNNING.split())
 _CODE_BUILTINS = frozenset(_BUILTINS.split())
-_CODE_NAMES = frozenset({"torch.load", "torch.save", "operator.methodcaller", "numpy.load", "numpy.save", "numpy.fromfile"})
+_CODE_NAMES = frozenset(
+    {
+        "torch.load",
+        "torch.save",
+        "operator.methodcaller",
+        "numpy.load",
+        "numpy.save",
+        "numpy.fromfile",
+        "codecs.open",
+        "torch.from_file",
+    }
+)
 _PARTS = re.compile(
     r"(?:^|\.)(?:os|posix|nt|subprocess|sys|shutil|socket|ctypes|importlib)\."
     r"(?:system|popen|Popen|exec\w*|spawn\w*|fork\w*|call|check_\w+|run|modules|rmtree|CDLL|import_module)(?:\.|$)"

@@ -37,7 +37,7 @@ def open_torch(handles: FileHandles, path: str, window: Window | None = None, *,
         return open_legacy(handles, window, reading)
     if seen.content is Content.TAR:
         return open_tar(handles, window, reading)
-    raise not_a_checkpoint(path, seen, "torch file")
+    raise not_a_checkpoint(path, seen)
 
 
 __all__ = ["BarePickle", "StorageRef", "TorchFile", "open_torch", "read_member", "view_layout"]

@@ -14,6 +14,7 @@ from shardyard.formats.numpy_values import ArrayValue
 from shardyard.formats.pickles import Call, Dict, Set, attribute, pairs, sequence
 from shardyard.formats.tensors import Broken, CompositeValue, TensorValue, WrapperValue
 from shardyard.formats.torch_text import describe, is_scalar, key_text
+from shardyard.text import printable
 
 MOST_LEAVES = 2_000_000
 MOST_OBJECTS = 20_000
@@ -266,6 +267,11 @@ class _Walk:
             if not is_scalar(item):
                 listed = step.listed and as_tuple
                 steps.append(_Step(item, (*step.path, str(i) if as_tuple else f"({i})"), listed, not as_tuple))
+        if value.path.startswith("torch._utils._rebuild"):
+            # A tensor made by a newer torch than is known here must not go missing without a word.
+            broken = Broken(f"it is built by {printable(value.path, 80)}, which is not known.", value.args)
+            self.found.leaves.append(Leaf(step.path, broken, step.buffer, step.listed))
+            return
         if not steps or not state:
             self.text(step, describe(value))
         self.push(steps)

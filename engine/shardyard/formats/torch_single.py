@@ -48,7 +48,6 @@ MOST_LOCATED = 256
 """Local headers that are checked at open; where there are more, each is checked with its first data."""
 MOST_CHECKED_BYTES = 1 << 20
 """Files up to this size have their checksums checked at open: it costs less than saying that they were not."""
-_MOST_NAMED = 20
 
 
 class TorchSingle:
@@ -272,10 +271,12 @@ class _Opening:
         return tensor
 
     def fault(self, code: str, said: str, tensors: tuple[str, ...], blocks: Blocks = Blocks.UNLESS_ALLOWED) -> None:
-        if sum(f.code == code for f in self.findings) < _MOST_NAMED:
-            self.findings.append(
-                Finding(code, Severity.ERROR, said, paths=(self.name,), tensors=tensors, blocks=blocks),
-            )
+        """Report a tensor's fault: several of one kind are one finding, which names the first and lists the rest."""
+        for i, known in enumerate(self.findings):
+            if known.code == code and known.tensors and known.blocks is blocks:
+                self.findings[i] = replace(known, tensors=known.tensors + tensors)
+                return
+        self.findings.append(Finding(code, Severity.ERROR, said, paths=(self.name,), tensors=tensors, blocks=blocks))
 
     def composites(self, names: Names, groups: list[Group], chosen: str | None) -> list[Composite]:
         """The composites of the default part by their names in it; without one, all by their full names."""
