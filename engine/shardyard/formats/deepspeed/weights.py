@@ -89,7 +89,7 @@ def _aliases(reading: Reading, stored: Stored, found: dict[str, Tensor]) -> dict
             reading.add(
                 "tie-disagrees",
                 Severity.WARNING,
-                f"{printable(alias, 80)} is recorded as {printable(owner, 80)} by another name, but has another shape: both stay.",
+                f"{printable(alias, 80)} is recorded as {printable(owner, 80)} by another name, with another shape: both stay.",
                 tensors=[alias, owner],
             )
             continue

@@ -94,7 +94,7 @@ def _walk_chain(
     if count != ranks.world and (group not in first.experts or ranks.world % count):
         raise layout_error(f"{what} is cut over {count} of {ranks.world} ranks for a reason that is not known here.", first.path)
     spread = ranks.world // count
-    starts, total = _starts(shapes, first, group)
+    places, total = starts(shapes, first, group)
     masters_of_group = stored(ranks, group)
     for expert_rank in range(spread):
         members = range(expert_rank, ranks.world, spread)
@@ -106,21 +106,21 @@ def _walk_chain(
             if mine is not None and other is not None and other.numel < mine.numel:
                 raise layout_error(f"{what} has {other.numel} elements where its masters have {mine.numel}.", other.record.path)
         chain, dtype = Chain(pieces, size), _dtype(pieces, first)
-        for (name, shape), start in zip(shapes.items(), starts, strict=True):
+        for (name, shape), start in zip(shapes.items(), places, strict=True):
             whole = rename(name, expert_rank, spread) if rename is not None and group in first.experts else name
             yield Place(whole, shape, group, start, members), chain.layout(start, math.prod(shape), dtype), dtype
 
 
-def _starts(shapes: Shapes, first: OptimizerFile, group: int) -> tuple[list[int], int]:
-    """First element of each parameter in the group's vector, and the elements up to the end of the last."""
+def starts(shapes: Shapes, first: OptimizerFile, group: int) -> tuple[list[int], int]:
+    """First element of each parameter in the group's vector (stages 1 and 2), and the elements up to the end of the last."""
     gaps = first.gaps[group] if first.gaps is not None and any(first.gaps[group]) else (0,) * len(shapes)
     if len(gaps) != len(shapes):
         raise layout_error(f"{first.name}: group {group} has {len(gaps)} gaps for {len(shapes)} parameters.", first.path)
-    starts, position = [], 0
+    places, position = [], 0
     for shape, gap in zip(shapes.values(), gaps, strict=True):
-        starts.append(position)
+        places.append(position)
         position += math.prod(shape) + gap
-    return starts, position
+    return places, position
 
 
 def _padding(file: OptimizerFile | None, group: int) -> int | None:

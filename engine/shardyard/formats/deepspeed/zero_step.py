@@ -8,14 +8,17 @@ from shardyard.checkpoint import CheckpointKind, Tensor
 from shardyard.errors import DamagedError
 from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed import frozen, moe
+from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile, Shapes
 from shardyard.formats.deepspeed.moments import moments
 from shardyard.formats.deepspeed.names import FileKind, StepFile
+from shardyard.formats.deepspeed.optimizer_file import OptimizerFile
 from shardyard.formats.deepspeed.ranks import RankSet, check_model_files, load_ranks
 from shardyard.formats.deepspeed.reading import Reading
 from shardyard.formats.deepspeed.step import Step, read_models
 from shardyard.formats.deepspeed.weights import Stored, assemble
-from shardyard.formats.deepspeed.zero import Rename, masters, unknown
+from shardyard.formats.deepspeed.zero import Rename, masters, starts, unknown
+from shardyard.text import printable
 
 STAGES = {1: CheckpointKind.ZERO1, 2: CheckpointKind.ZERO2, 3: CheckpointKind.ZERO3}
 
@@ -38,7 +41,7 @@ def fill(step: Step, model: ModelFile | None) -> None:
         step.kind = CheckpointKind.MOE
         moe.add_experts(step, model, stored)
         rename = moe.renamer(model, shapes)
-    rebuilt = rebuild(reading, ranks, shapes, rename)
+    rebuilt = rebuild(reading, ranks, shapes, rename, model)
     if stage == 3:
         # Small weights may stay whole on every rank (`param_persistence_threshold`): the masters are the truth.
         stored.names = {n: None if n in rebuilt else t for n, t in stored.names.items()}
@@ -86,7 +89,28 @@ def _shapes(reading: Reading, model: ModelFile | None, ranks: RankSet) -> list[S
     return []
 
 
-def rebuild(reading: Reading, ranks: RankSet, shapes: list[Shapes], rename: Rename | None = None) -> dict[str, Tensor]:
+def check_order(model: ModelFile, first: OptimizerFile, shapes: list[Shapes]) -> None:
+    """Compare the walk with the 16-bit weights, which are views of one vector a group, laid out as the masters are.
+
+    Raises:
+        DamagedError: a weight lies elsewhere than the walk says: order or gaps are not what the files record.
+    """
+    for group, names in enumerate(shapes):
+        places, total = starts(names, first, group)
+        origins: dict[str, int] = {}
+        for name, place in zip(names, places, strict=True):
+            value = model.module.get(name)
+            if value is None or value.storage is None or value.storage.numel < total or 0 in value.shape:
+                continue
+            origin = value.offset - place
+            if origins.setdefault(value.storage.key, origin) != origin:
+                text = f"{printable(name, 80)} lies elsewhere among the 16-bit weights than among the masters, whose order is not known"
+                raise layout_error(f"{printable(model.name)}: {text}.", model.file.path)
+
+
+def rebuild(
+    reading: Reading, ranks: RankSet, shapes: list[Shapes], rename: Rename | None = None, model: ModelFile | None = None
+) -> dict[str, Tensor]:
     """The masters; where their layout is not known, names without data and a finding that says why."""
     first = ranks.first
     if first is not None and first.single_dict and len(first.groups) > 1 and (first.stage < 3 or first.base_groups != 1):
@@ -104,7 +128,10 @@ def rebuild(reading: Reading, ranks: RankSet, shapes: list[Shapes], rename: Rena
     if not shapes:
         return {}
     try:
-        return masters(ranks, shapes, rename)
+        found = masters(ranks, shapes, rename)
+        if model is not None and first is not None and first.stage < 3:
+            check_order(model, first, shapes)
+        return found
     except DamagedError as error:
         reading.refuse(error)
         return unknown(shapes, "its place in the flat vectors is not known")
