@@ -13,8 +13,8 @@ from shardyard.formats.dcp_rows import Place
 from shardyard.formats.dcp_slices import open_value
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import pairs, text_of
-from shardyard.formats.shown import shown
 from shardyard.formats.torch_file import open_torch
+from shardyard.formats.torch_text import describe
 from shardyard.text import printable
 
 MOST_READ = 512
@@ -57,7 +57,7 @@ def _read(opened: DcpFolder, place: Place, handles: FileHandles) -> tuple[object
         return None, "not readable: its file is missing or damaged"
     try:
         value = open_value(handles, entry.path, place).root
-        return value, shown(value)
+        return value, describe(value)
     except ShardyardError as error:
         return None, f"not readable: {error.message}"
 
@@ -80,7 +80,7 @@ def side_values(folder: Folder, handles: FileHandles) -> tuple[list[StoredObject
             text = text_of(key)
             if text is None:
                 continue
-            objects.append(StoredObject(f"{name}: {printable(text, 120)}", shown(value)))
+            objects.append(StoredObject(f"{name}: {printable(text, 120)}", describe(value)))
             if step is None and type(value) is int and _STEP.fullmatch(text):
                 step = value
     return objects, findings, step

@@ -12,9 +12,9 @@ from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.coverage import Block, flaw
 from shardyard.formats.dtensor import LocalBlock, Share, share_of
 from shardyard.formats.pickles import integers, pairs, sequence, text_of
-from shardyard.formats.shown import shown
 from shardyard.formats.tensors import TensorValue, WrapperValue, dtype_of
 from shardyard.formats.torch_file import TorchFile
+from shardyard.formats.torch_text import describe
 from shardyard.text import printable
 
 _MOST_NAMED = 20
@@ -58,7 +58,7 @@ class RankSet:
         try:
             share = share_of(value, rank)
             if share is None:
-                self.objects.setdefault(name, StoredObject(name, shown(value)))
+                self.objects.setdefault(name, StoredObject(name, describe(value)))
             else:
                 self._take(name, share, file)
         except ShardyardError as error:

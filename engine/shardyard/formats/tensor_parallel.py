@@ -19,9 +19,9 @@ from shardyard.formats import torch_single
 from shardyard.formats.folder import Entry, Folder
 from shardyard.formats.pickles import attribute, lookup, pairs
 from shardyard.formats.registry import Candidate, OpenOptions
-from shardyard.formats.shown import shown
 from shardyard.formats.tensors import TensorValue
 from shardyard.formats.torch_file import TorchFile, open_torch
+from shardyard.formats.torch_text import describe
 from shardyard.text import printable
 
 _MEGATRON_FOLDER = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
@@ -146,7 +146,7 @@ def _open(member: Member, options: OpenOptions, findings: list[Finding]) -> Open
         return None
     total = _ranks_by_args(file.root) or _ranks_by_shape(tensors)
     items = [(k, v) for k, v in pairs(file.root) or () if isinstance(k, str) and pairs(v) is None]
-    objects = [StoredObject(printable(k, 200), shown(v)) for k, v in items[:50]]
+    objects = [StoredObject(printable(k, 200), describe(v)) for k, v in items[:50]]
     step = lookup(file.root, "iteration")
     return Opened(member, file, tensors, total, step if isinstance(step, int) else None, objects)
 

@@ -106,4 +106,7 @@ def _call(value: Call, depth: int) -> str:
     if depth <= 0:
         return f"{name}(…)"
     shown = [describe(a, depth - 1) for a in arguments[:_SHOWN_ITEMS]]
+    for kind, state in value.later:
+        for key, item in (pairs(state) or [])[:_SHOWN_ITEMS] if kind == "BUILD" else ():
+            shown.append(f"{key_text(key, len(shown))}={describe(item, depth - 1)}")
     return f"{name}({', '.join(shown)}{', …' if len(arguments) > _SHOWN_ITEMS else ''})"

@@ -14,7 +14,7 @@ from shardyard.formats.deepspeed.reading import Reading, are, listed
 from shardyard.formats.deepspeed.step import Step, catalogue, read_models
 from shardyard.formats.folder import Folder
 from shardyard.formats.registry import OpenOptions
-from shardyard.formats.shown import shown
+from shardyard.formats.torch_text import describe
 from shardyard.text import printable
 
 
@@ -145,24 +145,25 @@ def _part(step: Step, options: OpenOptions, folder: Folder) -> str | None:
 
 def _without_masters(finding: Finding) -> Finding:
     """For the 16-bit weights, what is wrong with optimizer files is worth knowing and stops nothing."""
-    about_optimizer = finding.paths and all("optim_states" in p for p in finding.paths)
-    return replace(finding, blocks=Blocks.NOTHING) if about_optimizer else finding
+    return replace(finding, blocks=Blocks.NOTHING) if zero_step.about_optimizer(finding) else finding
 
 
 def _usage(step: Step, files: list[FileEntry]) -> Usage:
-    """Bytes by purpose, from the sizes of files and of the masters in them."""
+    """Bytes by purpose, from the sizes of files and of the tensors in them."""
     by_role: dict[str, int] = {}
     for file in files:
         by_role[file.role] = by_role.get(file.role, 0) + file.nbytes
-    masters = sum(r.masters_nbytes for ranks in step.rank_sets for r in ranks.ranks if r is not None)
+    ranks = [r for ranks in step.rank_sets for r in ranks.ranks if r is not None]
+    masters = sum(r.masters_nbytes for r in ranks)
+    optimizer = sum(r.tensors_nbytes for r in ranks) - masters
     if step.kind is CheckpointKind.UNIVERSAL:
-        masters = by_role.get("masters+optimizer", 0)
-    rest = by_role.get("metadata", 0) + by_role.get("other", 0) + by_role.get("config", 0)
-    return Usage(by_role.get("weights", 0), masters, max(0, by_role.get("masters+optimizer", 0) - masters), rest)
+        masters, optimizer = by_role.get("masters+optimizer", 0), 0
+    weights = by_role.get("weights", 0)
+    return Usage(weights, masters, optimizer, sum(by_role.values()) - weights - masters - optimizer)
 
 
 def _objects(model: ModelFile | None) -> list[StoredObject]:
     """The client state and DeepSpeed's own counters, as text."""
     if model is None:
         return []
-    return [StoredObject(printable(name, 200), shown(value)) for name, value in model.extra.items()]
+    return [StoredObject(printable(name, 200), describe(value)) for name, value in model.extra.items()]
