@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard import __version__
-from shardyard.checkpoint import Checkpoint, EncodedRecord, EvenRuns, Record, Tensor
+from shardyard.checkpoint import Checkpoint, EncodedRecord, EvenRuns, InlineRecord, Record, Tensor
 from shardyard.errors import UsageError
 from shardyard.files import FileHandles, fingerprint
 from shardyard.findings import Finding
@@ -155,7 +155,8 @@ def _plan(
     for name, tensor in selection.tensors.items():
         contents.check_layout(tensor, selection.names[name])
     chosen = contents.choose(checkpoint, selection, options, kind)
-    used = _source_files(selection.tensors.values())
+    records = list(_records(selection.tensors.values()))
+    used = list(dict.fromkeys(r.path for r in records if not isinstance(r, InlineRecord)))
     if not resuming:
         check_free(place, overwrite=options.overwrite, sources=[*used, str(checkpoint.path)])
     files, places = _lay_out(chosen, place, options, kind)
@@ -167,8 +168,8 @@ def _plan(
         files,
         chosen.tied,
         Counter((w.tensor.dtype.name, w.dtype.name) for w in chosen.written if w.cast),
-        {path: fingerprint(handles, path) for path in used},
-        _encoded(selection.tensors.values()),
+        {path: fingerprint(handles, path) for path in used} | _inline(records),
+        list({id(r): r for r in records if isinstance(r, EncodedRecord)}.values()),
         list(selection.findings),
     )
     if place.single and side_files:
@@ -220,12 +221,8 @@ def _lay_out(
     return files, places
 
 
-def _source_files(tensors: Iterable[Tensor]) -> list[str]:
-    """Paths of all files that hold the tensors, each once; shared sequences of rank records are walked once."""
-    return list(dict.fromkeys(record.path for record in _records(tensors)))
-
-
 def _records(tensors: Iterable[Tensor]) -> Iterable[Record]:
+    """All records that hold the tensors; sequences of rank records that tensors share are walked once."""
     seen: set[int] = set()
     for tensor in tensors:
         for layout in (tensor.layout, *tensor.replicas, tensor.copy16.layout if tensor.copy16 else None):
@@ -238,8 +235,13 @@ def _records(tensors: Iterable[Tensor]) -> Iterable[Record]:
                 yield from layout.records()
 
 
-def _encoded(tensors: Iterable[Tensor]) -> list[EncodedRecord]:
-    return list({id(r): r for r in _records(tensors) if isinstance(r, EncodedRecord)}.values())
+def _inline(records: Iterable[Record]) -> dict[str, dict[str, str | int]]:
+    """Fingerprints of values that were in a pickle, or never in a file."""
+    return {
+        f"{r.path}:{r.name}:{k}": {"bytes": r.nbytes, "sha256": hashlib.sha256(r.data).hexdigest()}
+        for k, r in enumerate(records)
+        if isinstance(r, InlineRecord)
+    }
 
 
 SETTINGS = (

@@ -31,6 +31,7 @@ def prepare(plan: Plan) -> None:
     place = plan.place
     try:
         heal(place)
+        _drop_orphaned_ledgers(plan)
         place.files.mkdir(parents=True, exist_ok=True)
         _claim(plan)
         for file in plan.files:
@@ -43,6 +44,21 @@ def prepare(plan: Plan) -> None:
             f"{printable(str(error.filename or place.staging))} cannot be made: {os.strerror(error.errno or 0)}.",
             path=str(place.staging),
         ) from error
+
+
+def _drop_orphaned_ledgers(plan: Plan) -> None:
+    """Begin anew if a file that a ledger speaks of is gone: its fresh zeros must not count as done.
+
+    A ledger is only made once all files are there, so files that another task is making now have none yet.
+    """
+    folder = plan.place.staging
+    if not any(folder.glob("ledger-*.jsonl")):
+        return
+    for file in plan.files:
+        path = plan.place.files / file.name
+        if not path.exists() or path.stat().st_size != file.nbytes:
+            remove(folder)
+            return
 
 
 def _claim(plan: Plan) -> None:
