@@ -48,6 +48,9 @@ class OptimizerFile:
     partition_groups: bool
     """Whether AutoEP cut groups over other ranks than all data ranks."""
 
+    tensors_nbytes: int
+    """Bytes of all tensors in the file, moments included."""
+
     @property
     def masters_nbytes(self) -> int:
         return sum(v.numel * v.dtype.itemsize for pieces in self.groups for v in pieces)
@@ -115,6 +118,7 @@ def read_optimizer_file(file: TorchFile) -> OptimizerFile:
         shape_groups(top_shapes, file),
         single_dict(top_shapes),
         fields.get("ds_zero_partition_groups") is not None,
+        sum(record.nbytes for record in file.storages.values()),
     )
 
 

@@ -56,7 +56,8 @@ class Reading:
 
     def damaged(self, code: str, message: str, entry: Entry, blocks: Blocks = Blocks.UNLESS_ALLOWED) -> None:
         """A file that cannot be used."""
-        remedy = "Copy it again from where it was written, or use an earlier step."
+        again = "copy it again" in message
+        remedy = "If it was never whole, use an earlier step." if again else "Copy it again, or use an earlier step."
         self.add(code, Severity.ERROR, message, remedy, paths=[entry.name], nbytes=entry.nbytes, blocks=blocks)
 
     def refuse(self, error: DamagedError, entry_name: str = "") -> None:

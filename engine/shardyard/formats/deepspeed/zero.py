@@ -49,6 +49,8 @@ def masters(ranks: RankSet, shapes: Sequence[Shapes], rename: Rename | None = No
     if first is None:
         return unknown(shapes, "no optimizer file of this step can be read")
     _same_layout(ranks, first)
+    if first.partition_groups:
+        raise layout_error(f"{printable(first.name)}: its weights are cut over groups of ranks (AutoEP).", first.path)
     found: dict[str, Tensor] = {}
     for place, layout, dtype in walk(ranks, shapes, [stored(ranks, g) for g in range(len(first.groups))], rename):
         if place.name in found:

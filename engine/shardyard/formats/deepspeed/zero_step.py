@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from shardyard.checkpoint import CheckpointKind, Tensor
 from shardyard.errors import DamagedError
-from shardyard.findings import Blocks, Severity
+from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.deepspeed import frozen, moe
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile, Shapes
@@ -39,6 +40,8 @@ def fill(step: Step, model: ModelFile | None) -> None:
     rename = None
     if model is not None and step.files.of(FileKind.EXPERT):
         step.kind = CheckpointKind.MOE
+        if stage == 3:
+            reading.refuse(layout_error("Expert files beside ZeRO-3 are a layout that is not known.", model.file.path))
         moe.add_experts(step, model, stored)
         rename = moe.renamer(model, shapes)
     rebuilt = rebuild(reading, ranks, shapes, rename, model)
@@ -56,8 +59,22 @@ def fill(step: Step, model: ModelFile | None) -> None:
     copies = {n: t for n, t in stored.names.items() if t is not None}
     if stage < 3 and copies:
         step.add_part("module", copies, model=True)
+        reading.findings[:] = [_offer_copy(f) for f in reading.findings]
     step.add_lazy_part("optimizer", partial(moments, reading.options.handles, ranks, shapes, rename))
     step.checked |= {"ranks", "shapes", "ties"}
+
+
+def _offer_copy(finding: Finding) -> Finding:
+    """Where masters are lost, the whole 16-bit weights may be what somebody wants."""
+    if finding.blocks is not Blocks.UNLESS_ALLOWED or not about_optimizer(finding):
+        return finding
+    offer = "The 16-bit weights are here: merge them with --part module."
+    return finding if offer in finding.remedy else replace(finding, remedy=f"{finding.remedy} {offer}".strip())
+
+
+def about_optimizer(finding: Finding) -> bool:
+    """Whether a finding is about optimizer files alone, which the 16-bit weights do not need."""
+    return bool(finding.paths) and all("optim_states" in p for p in finding.paths)
 
 
 def stage_of(step: Step, model: ModelFile | None, ranks: RankSet) -> int:
@@ -104,8 +121,11 @@ def check_order(model: ModelFile, first: OptimizerFile, shapes: list[Shapes]) ->
                 continue
             origin = value.offset - place
             if origins.setdefault(value.storage.key, origin) != origin:
-                text = f"{printable(name, 80)} lies elsewhere among the 16-bit weights than among the masters, whose order is not known"
-                raise layout_error(f"{printable(model.name)}: {text}.", model.file.path)
+                raise layout_error(
+                    f"{printable(model.name)}: {printable(name, 80)} lies elsewhere in the 16-bit vector than in the masters', "
+                    "whose order is therefore not known.",
+                    model.file.path,
+                )
 
 
 def rebuild(
@@ -120,7 +140,7 @@ def rebuild(
             Severity.ERROR,
             f"This version of DeepSpeed does not store which weights are in which of its {len(first.groups)} optimizer groups, "
             "so their masters cannot be told apart.",
-            "Merge the 16-bit weights instead, with --part module." if first.stage < 3 else "Save again with a newer DeepSpeed.",
+            "" if first.stage < 3 else "Load the step with that version and save the weights.",
             paths=[first.name],
             blocks=Blocks.UNLESS_ALLOWED,
         )
