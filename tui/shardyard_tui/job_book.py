@@ -1,0 +1,126 @@
+"""Job folders, read into `JobView`s; how far an event file was read is remembered, so looking again reads only what is new."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardyard.errors import ShardyardError
+from shardyard.jobs import store
+from shardyard.jobs.events import Combined
+from shardyard_tui.facts import Document, EngineError, JobRequest, JobView
+
+ROWS = "tensors.jsonl"
+"""Where a job writes one line a tensor."""
+MOST_ROWS_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Tail:
+    """How far a job's events were read."""
+
+    offset: Mapping[str, int] = field(default_factory=dict)
+    combined: Combined = field(default_factory=Combined)
+    progress: Document | None = None
+    ended: JobView | None = None
+    """The last view of a job that has ended: nothing of it changes any more, unless it is resumed."""
+
+
+class JobBook:
+    """All jobs of this user, as `shardyard jobs list` knows them."""
+
+    def __init__(self) -> None:
+        self._tails: dict[str, _Tail] = {}
+
+    def jobs(self) -> list[JobView]:
+        """All jobs, the newest first."""
+        found = store.jobs()
+        return [self._view(job) for job in found]
+
+    def events(self, job: str, offset: Mapping[str, int]) -> tuple[list[Document], Mapping[str, int]]:
+        """Events of one job after `offset`."""
+        with said():
+            events, after = store.find(job).events(offset)
+            return list(events), after
+
+    def rows(self, job: str, offset: int) -> tuple[list[Document], int]:
+        """Whole lines of the job's rows file after `offset`, at most `MOST_ROWS_BYTES` at once."""
+        with said():
+            path = store.find(job).folder / ROWS
+        try:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read(MOST_ROWS_BYTES)
+        except OSError:
+            return [], offset
+        end = data.rfind(b"\n") + 1
+        return [json.loads(line) for line in data[:end].splitlines()], offset + end
+
+    def start(self, request: JobRequest) -> str:
+        """Create a job folder and start its worker."""
+        with said():
+            job = store.create(store.Spec(request.verb, request.sources, request.out, dict(request.options), request.slurm))
+            job.start()
+            return job.id
+
+    def cancel(self, job: str) -> None:
+        """Ask a job to stop."""
+        with said():
+            store.find(job).cancel()
+
+    def resume(self, job: str) -> None:
+        """Start a job again."""
+        with said():
+            self._tails.pop(job, None)
+            store.find(job).resume()
+
+    def clean(self) -> int:
+        """Remove what is done or cancelled; failed and lost ones may still be resumed."""
+        with said():
+            gone = [job for job in store.jobs() if job.state() in (store.State.DONE, store.State.CANCELLED)]
+            for job in gone:
+                job.remove()
+            return len(gone)
+
+    def _view(self, job: store.Job) -> JobView:
+        tail = self._tails.setdefault(job.id, _Tail())
+        outcome = job.outcome()
+        if tail.ended is not None and outcome is not None and tail.ended.ended == outcome.get("time"):
+            return tail.ended
+        with contextlib.suppress(OSError):
+            events, tail.offset = job.events(tail.offset)
+            for event in tail.combined.take(events):
+                if event["event"] == "progress":
+                    tail.progress = event
+        owner = job.owner()
+        view = JobView(
+            id=job.id,
+            verb=job.spec.verb,
+            title=job.title,
+            state=job.state().value,
+            sources=job.spec.sources,
+            out=job.spec.out or "",
+            options=job.spec.options,
+            created=job.created,
+            ended=float((outcome or {}).get("time") or 0.0),
+            cancelling=job.cancel_asked,
+            progress=tail.progress,
+            outcome=outcome,
+            host=owner.host if owner else "",
+            pid=owner.pid if owner else 0,
+            folder=str(job.folder),
+            slurm="" if job.spec.slurm is None else "slurm",
+        )
+        tail.ended = view if outcome is not None else None
+        return view
+
+
+@contextlib.contextmanager
+def said() -> Iterator[None]:
+    """Turn the library's errors into those of the app."""
+    try:
+        yield
+    except ShardyardError as error:
+        raise EngineError(error.message, type(error).__name__, getattr(error, "candidates", ())) from error

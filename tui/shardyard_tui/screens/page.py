@@ -1,0 +1,256 @@
+"""What all screens share: the first and last line, one way to run an action, and one way to refuse it and say why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import Screen
+from textual.widget import Widget
+
+from shardyard_tui.keys import ACTIONS, EVERYWHERE, bindings
+from shardyard_tui.widgets.chrome import KeyLine, TopLine
+from shardyard_tui.widgets.prompt import Prompt
+from shardyard_tui.widgets.row_list import RowList
+
+if TYPE_CHECKING:
+    from shardyard_tui.app import ShardyardApp
+
+LIST_ACTIONS = ("filter", "sort", "reverse")
+
+
+class Page(Screen[None]):
+    """A screen. Subclasses list what they offer, and have a `do_<action>` for each of it."""
+
+    OFFERS: ClassVar[tuple[str, ...]] = ()
+    """Actions with a key here, the most important first; the key line shows as many as fit."""
+    ALSO: ClassVar[tuple[str, ...]] = ()
+    """Actions with a key here that are too well known for the key line."""
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(("next-pane", "previous-pane"))]
+    NAME: ClassVar[str] = ""
+    """What the help calls this screen."""
+    EXPLAINS: ClassVar[str] = ""
+    """One or two sentences for the top of its help."""
+
+    labels: Mapping[str, str] = {}
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        own = [*bindings((*cls.OFFERS, *cls.ALSO))]
+        cls.BINDINGS = [*own, *cls.__dict__.get("BINDINGS", ())]
+        super().__init_subclass__(**kwargs)  # type: ignore[arg-type]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._awaiting: Callable[[str], None] | None = None
+        self._prompt: Prompt | None = None
+        self._focus_before: Widget | None = None
+
+    @property
+    def home(self) -> ShardyardApp:
+        """The app, by its own type."""
+        return cast("ShardyardApp", self.app)
+
+    @property
+    def offers(self) -> tuple[str, ...]:
+        """Actions for the key line."""
+        return self.OFFERS
+
+    # What subclasses give
+
+    def body(self) -> ComposeResult:
+        """What stands between the first and the last line."""
+        yield from ()
+
+    def where(self) -> Sequence[str]:
+        """The way here, for the first line."""
+        return (self.NAME,)
+
+    def refusal(self, action: str) -> str:
+        """Why the action is off, one sentence; empty when it is on."""
+        return ""
+
+    def jobs_changed(self) -> None:
+        """Jobs started, moved on or ended."""
+
+    def came_back(self) -> None:
+        """The terminal has the focus again: files may have changed."""
+
+    def copied(self) -> str:
+        """What `y` copies."""
+        return ""
+
+    def command(self) -> str:
+        """What `Y` copies: a command line that does the same."""
+        return ""
+
+    # Building
+
+    def compose(self) -> ComposeResult:
+        yield TopLine()
+        yield from self.body()
+        yield KeyLine()
+
+    def on_mount(self) -> None:
+        self.show_where()
+
+    def on_screen_resume(self) -> None:
+        self.show_where()
+
+    def show_where(self) -> None:
+        """Renew the first line."""
+        if self.is_mounted:
+            self.query_one(TopLine).show(self.where(), self.home.right_end())
+
+    def show_keys(self) -> None:
+        """Renew the last line: what is on and off may have changed."""
+        if self.is_mounted:
+            self.query_one(KeyLine).refresh()
+
+    def say(self, text: str, style: str = "strong", *, stay: bool = False) -> None:
+        """A message in the last line."""
+        if self.is_mounted:
+            self.query_one(KeyLine).say(text, style, stay=stay)
+
+    # Actions
+
+    async def action_do(self, name: str) -> None:
+        """Run the action, or say why not. The one way in for keys and for the palette."""
+        self.query_one(KeyLine).hush()
+        why = self.refusal(name)
+        if why:
+            self.say(f"{ACTIONS[name].label.capitalize()} is off: {why}", "warning")
+            return
+        method = getattr(self, "do_" + name.replace("-", "_"), None) or getattr(self.home, "do_" + name.replace("-", "_"))
+        result = method()
+        if result is not None:
+            await result
+
+    def do_next_pane(self) -> None:
+        self.focus_next()
+
+    def do_previous_pane(self) -> None:
+        self.focus_previous()
+
+    def do_back(self) -> None:
+        """Clear what narrows the list, then leave."""
+        rows = self.list_at_hand
+        if rows is not None and not rows.filter.empty:
+            rows.set_filter("")
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """To the screen before; the first one stays."""
+        if len(self.app.screen_stack) > 1:
+            self.app.pop_screen()
+
+    def do_copy(self) -> None:
+        self.home.copy(self.copied())
+
+    def do_copy_command(self) -> None:
+        self.home.copy(self.command())
+
+    # Lists: filter and sort work the same wherever there is one
+
+    @property
+    def list_at_hand(self) -> RowList[object] | None:
+        """The list that has the focus, else the first one."""
+        if isinstance(self.focused, RowList):
+            return self.focused
+        return next((w for w in self.query(RowList) if w.display and w.is_on_screen), None)
+
+    def do_filter(self) -> None:
+        rows = self.list_at_hand
+        if rows is None:
+            return
+        before = rows.filter.source
+
+        def done(text: str | None) -> None:
+            if text is None:
+                rows.set_filter(before)
+            rows.focus()
+
+        rows.focus()
+        self.ask("/", before, changed=rows.set_filter, done=done, placeholder="text   ~fuzzy   /regex/   !not")
+
+    def do_sort(self) -> None:
+        rows = self.list_at_hand
+        if rows is None or not rows.sort_letters:
+            return
+
+        def letter(key: str) -> None:
+            if key != "escape" and not rows.sort_by(key):
+                self.say(f"There is no column {key}: {rows.sort_letters}.", "warning")
+
+        self.await_key(f"Sort by:  {rows.sort_letters}", letter)
+
+    def do_reverse(self) -> None:
+        rows = self.list_at_hand
+        if rows is not None:
+            rows.reverse()
+
+    # Asking
+
+    def ask(
+        self,
+        label: str,
+        value: str = "",
+        *,
+        done: Callable[[str | None], None],
+        changed: Callable[[str], None] | None = None,
+        placeholder: str = "",
+    ) -> None:
+        """Let a line be typed in place of the last line; `done` gets None when it was given up."""
+        if self._prompt is not None:
+            return
+        self._focus_before = self.focused
+
+        def finish(text: str | None) -> None:
+            prompt, self._prompt = self._prompt, None
+            if prompt is not None:
+                prompt.remove()
+            self.query_one(KeyLine).display = True
+            if self._focus_before is not None:
+                self._focus_before.focus()
+            done(text)
+
+        self._prompt = Prompt(label, value, changed=changed, done=finish, placeholder=placeholder)
+        self.query_one(KeyLine).display = False
+        self.mount(self._prompt)
+
+    def await_key(self, hint: str, then: Callable[[str], None]) -> None:
+        """The next key pressed goes to `then`, whatever it is bound to."""
+        self._awaiting = then
+        self.say(hint, "key", stay=True)
+
+    def confirm(self, question: str, then: Callable[[], object]) -> None:
+        """Ask; only `y` does it."""
+
+        def answer(key: str) -> None:
+            if key == "y":
+                then()
+            else:
+                self.say("Nothing was done.")
+
+        self.await_key(f"{question}   y yes   n no", answer)
+
+    def capture(self, event: events.Key) -> bool:
+        """Whether the key was awaited, and is used up."""
+        then, self._awaiting = self._awaiting, None
+        if then is None:
+            return False
+        event.stop()
+        event.prevent_default()
+        self.query_one(KeyLine).hush()
+        then(event.character if event.character and event.is_printable else event.key)
+        return True
+
+    def on_key(self, event: events.Key) -> None:
+        if self.focused is None:
+            self.capture(event)
+
+
+EVERYWHERE_BINDINGS = bindings(EVERYWHERE)

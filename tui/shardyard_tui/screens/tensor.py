@@ -1,0 +1,203 @@
+"""One tensor: what it is, where its bytes lie, and its values in figures."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+
+from shardyard_tui import units
+from shardyard_tui.facts import Document, EngineError, Opened, Reading, TensorDetail
+from shardyard_tui.screens.page import Page
+from shardyard_tui.widgets.histogram import Histogram
+from shardyard_tui.widgets.panel import Line
+from shardyard_tui.widgets.sheet import Sheet, fact, wrap
+
+AT_ONCE = 1 << 30
+"""Tensors up to this many bytes are read without asking."""
+
+
+class TensorScreen(Page):
+    """See the module."""
+
+    NAME = "One tensor"
+    EXPLAINS = "Statistics are exact: every value is read, block by block, in a process of its own. Esc stops it."
+    OFFERS = ("stats", "scale", "copy", "copy-command", "back")
+    ALSO = ("look",)
+
+    def __init__(self, opened: Opened, row: int) -> None:
+        super().__init__()
+        self.opened = opened
+        self.row_number = row
+        self.name_shown = opened.table.name(row)
+        self.tensor_facts = opened.table.of(row)
+        self.detail: TensorDetail | None = None
+        self.statistics: Document | None = None
+        self.reading = ""
+        self.problem = ""
+
+    def body(self) -> ComposeResult:
+        with Horizontal(id="tensor"):
+            yield Sheet(self.name_shown, id="about")
+            yield Histogram(id="histogram")
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one("#about", Sheet).focus()
+        self.show()
+        self.find_pieces()
+        if self.tensor_facts.nbytes <= AT_ONCE and "missing" not in self.tensor_facts.flags:
+            self.compute()
+
+    def where(self) -> Sequence[str]:
+        return (*self.opened.path.strip("/").split("/")[-2:], "tensors", self.name_shown)
+
+    def show(self) -> None:
+        """Draw what is known by now."""
+        self.query_one("#about", Sheet).write(self._lines, keep=True)
+        histogram = self.query_one(Histogram)
+        if self.statistics is not None:
+            linear: Mapping[str, Any] = (self.statistics.get("histogram") or {}).get("linear") or {}
+            histogram.show(list(linear.get("counts") or ()), figure(linear.get("from")), figure(linear.get("to")))
+        if not histogram.counts:
+            histogram.remark = self.reading or (self.problem and "not known") or "B reads its values"
+            histogram.refresh_inside()
+        self.show_keys()
+
+    @work(exclusive=True, group="pieces")
+    async def find_pieces(self) -> None:
+        """Ask where its bytes lie."""
+        try:
+            self.detail = await self.home.engine.tensor(self.opened.path, self.name_shown)
+        except EngineError as error:
+            self.problem = error.message
+        self.show()
+
+    @work(exclusive=True, group="values")
+    async def compute(self) -> None:
+        """Read its values."""
+        self.reading = "reading its values"
+        self.show()
+
+        def progress(reading: Reading) -> None:
+            if reading.total:
+                self.reading = f"read {units.size(reading.done)} of {units.size(reading.total)}"
+                self.show()
+
+        try:
+            self.statistics = await self.home.engine.statistics(self.opened.path, self.name_shown, progress=progress)
+        except EngineError as error:
+            self.problem = error.message
+        finally:
+            self.reading = ""
+        self.show()
+
+    def _lines(self, width: int) -> list[Line]:
+        facts = self.tensor_facts
+        lines: list[Line] = []
+        if self.problem:
+            lines += [*wrap(self.problem, width, "error"), ()]
+        lines += fact("Shape", units.shape(facts.shape), width, "strong")
+        lines += fact("Dtype", facts.dtype, width)
+        lines += fact("Values", f"{units.count(facts.parameters)}, {units.size(facts.nbytes)}", width)
+        owner = self.opened.table.tied_to.get(self.row_number)
+        if owner:
+            lines += fact("Tied", f"it is {owner}, under another name", width)
+        if facts.role or facts.flags:
+            lines += fact("Role", ", ".join(part for part in (facts.role, *facts.flags) if part), width)
+        lines += [(), *self._figures(width), *self._pieces(width)]
+        return lines
+
+    def _figures(self, width: int) -> list[Line]:
+        found = self.statistics
+        if found is None:
+            said = self.reading.capitalize() + "." if self.reading else f"B reads its {units.size(self.tensor_facts.nbytes)}."
+            return [*fact("Statistics", said, width, "dim"), ()]
+        if found.get("note"):
+            return [*fact("Statistics", str(found["note"]), width, "dim"), ()]
+        lines = [*fact("Range", f"{figure(found.get('min'))} to {figure(found.get('max'))}", width)]
+        mean, spread, norm = (figure(found.get(key)) for key in ("mean", "std", "norm"))
+        lines += fact("Mean", f"{mean}   std {spread}   norm {norm}", width)
+        bad = int(found.get("nan") or 0) + int(found.get("inf") or 0)
+        share = int(found.get("zeros") or 0) / max(1, self.tensor_facts.parameters)
+        zeros, denormals = (units.count(int(found.get(key) or 0)) for key in ("zeros", "denormals"))
+        counts = f"zeros {zeros} ({share:.1%})   NaN {found.get('nan', 0)}   inf {found.get('inf', 0)}   denormals {denormals}"
+        lines += fact("Counts", counts, width, "error" if bad else "text")
+        if bad:
+            advice = "A model with these gives NaN. Go back to a step before, and look at the loss there."
+            lines += fact("", advice, width, "warning")
+        quantiles = found.get("quantiles") or {}
+        shown = [(q, quantiles[q]) for q in ("0.01", "0.25", "0.5", "0.75", "0.99") if q in quantiles]
+        lines += fact("Quantiles", "   ".join(f"{float(q):.0%} {figure(v)}" for q, v in shown), width)
+        first = found.get("first") or ()
+        if first:
+            lines += fact("First", "  ".join(figure(v) for v in first[:8]), width, "dim")
+        if found.get("sha256"):
+            lines += fact("SHA-256", str(found["sha256"]), width, "dim")
+        return [*lines, *fact("", "Exact: every value was read.", width, "dim"), ()]
+
+    def _pieces(self, width: int) -> list[Line]:
+        detail = self.detail
+        if detail is None:
+            return fact("Pieces", "looking", width, "dim")
+        lines: list[Line] = []
+        if detail.storage:
+            lines += fact("Storage", detail.storage, width)
+        if detail.note:
+            lines += fact("Note", detail.note, width)
+        total = len(detail.pieces) + detail.more
+        files = units.plural(len({p.file for p in detail.pieces}), "file")
+        lines += fact("Pieces", f"{units.plural(total, 'piece')} in {files}", width)
+        for piece in detail.pieces[:200]:
+            where = f"{units.size(piece.nbytes):>9} at {units.count(piece.target)} from {piece.file}"
+            record = f", {piece.record}" if piece.record else ""
+            lines += fact("", f"{where}{record} + {units.count(piece.offset)}", width, "dim")
+        if detail.more:
+            lines += fact("", f"and {units.count(detail.more)} more", width, "dim")
+        return lines
+
+    # Actions
+
+    def refusal(self, action: str) -> str:
+        if action == "stats":
+            return "its data is not here." if "missing" in self.tensor_facts.flags else ""
+        if action == "scale":
+            return "" if self.statistics is not None else "its values were not read yet."
+        return ""
+
+    def do_stats(self) -> None:
+        self.compute()
+
+    def do_look(self) -> None:
+        self.compute()
+
+    def do_scale(self) -> None:
+        self.query_one(Histogram).toggle()
+
+    def do_back(self) -> None:
+        if self.reading:
+            self.workers.cancel_group(self, "values")
+            self.reading = ""
+            self.say("Stopped. B reads again.")
+            self.show()
+        else:
+            self.leave()
+
+    def copied(self) -> str:
+        return self.name_shown
+
+    def command(self) -> str:
+        return f"shardyard stats {shlex.quote(self.opened.path)} --select {shlex.quote(self.name_shown)}"
+
+
+def figure(value: object) -> str:
+    """A number in six figures, or the word that stands for it."""
+    if isinstance(value, bool) or value is None:
+        return "-" if value is None else str(value)
+    if isinstance(value, int):
+        return units.count(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
