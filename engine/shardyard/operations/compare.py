@@ -18,8 +18,8 @@ from shardyard.checkpoint import Checkpoint, Tensor
 from shardyard.errors import AmbiguousError, CheckpointError, IncompleteError, UsageError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks
+from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import OpenOptions
 from shardyard.operations import suggestions
 from shardyard.operations.compare_names import Match, match
 from shardyard.operations.compare_verdict import verdict
@@ -252,15 +252,12 @@ def settle(rows: list[Row]) -> list[Row]:
     votes: Counter[str] = Counter()
     undecided = []
     for row in rows:
-        kinds = (
-            {k for k in row.get(f"{row['rounded']}_is_{_other(row)}_rounded_to", ()) if k in SIXTEEN}
-            if "rounded" in row
-            else set()
-        )
-        if len(kinds) == 1:
-            votes.update(kinds)
-        elif kinds and not {row["dtype_a"], row["dtype_b"]} & kinds:
-            undecided.append(row)
+        if row["relation"] in (f"rounded-{kind}" for kind in SIXTEEN):
+            kinds = set(row[f"{row['rounded']}_is_{_other(row)}_rounded_to"]) & set(SIXTEEN)
+            if len(kinds) == 1:
+                votes.update(kinds)
+            elif not {row["dtype_a"], row["dtype_b"]} & kinds:
+                undecided.append(row)
     for row in undecided:
         row["relation"] = f"rounded-{max(SIXTEEN, key=lambda kind: votes[kind])}"
     return rows
