@@ -23,7 +23,7 @@ from shardyard.discover import open_checkpoint
 from shardyard.dtypes import BY_SAFETENSORS
 from shardyard.errors import CheckpointError, ShardyardError, UsageError
 from shardyard.files import FileHandles
-from shardyard.formats.registry import OpenOptions
+from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.safetensors_file import torch_type
 from shardyard.operations import gather
 from shardyard.operations.merge import merge

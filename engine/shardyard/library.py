@@ -15,7 +15,7 @@ from shardyard.discover import open_checkpoint
 from shardyard.discover import scan as scan_folder
 from shardyard.errors import UnsupportedError
 from shardyard.files import FileHandles
-from shardyard.formats.registry import Candidate, OpenOptions
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.operations.context import Context, Progress
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from shardyard.checkpoint import Checkpoint, CheckpointKind, Role, Tensor
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks
 from shardyard.formats import dcp, hf_dcp, rank_files
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.operations.gather import blocks
 from support.checkpoints import cases
 

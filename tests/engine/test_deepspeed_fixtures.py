@@ -9,9 +9,9 @@ import pytest
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Role
 from shardyard.findings import Blocks, Severity
+from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import OpenOptions
 from support.checkpoints import cases
 from support.truth import answers, contents, differences
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from shardyard.checkpoint import Checkpoint, CheckpointKind
 from shardyard.errors import UsageError
 from shardyard.findings import Blocks
+from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import OpenOptions
 from shardyard.formats.torch_writer import write_torch
 from support.sparse_deepspeed import shapes_70b, zero3
 from support.truth import differences

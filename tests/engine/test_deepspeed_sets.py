@@ -10,10 +10,10 @@ import pytest
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Role
 from shardyard.findings import Blocks
 from shardyard.formats import tensor_parallel
+from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import Call, Dict, Global
-from shardyard.formats.registry import OpenOptions
 from shardyard.formats.torch_writer import ordered_dict, write_torch
 from support.truth import Answer, differences
 from support.zero_runs import ZeroRun, dictionary, whole

@@ -9,8 +9,8 @@ from typing import Any
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Tensor
 from shardyard.files import FileHandles
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.tensors import TensorValue
 from shardyard.formats.torch_file import open_torch
 from shardyard.formats.torch_names import names_of

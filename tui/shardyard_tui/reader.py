@@ -153,7 +153,7 @@ class Reader:
 
     def _checkpoint(self, path: str, tag: str | None, *, fresh: bool = False) -> Checkpoint:
         from shardyard.discover import find, open_candidate, unreadable
-        from shardyard.formats.registry import OpenOptions
+        from shardyard.formats.candidate import OpenOptions
 
         candidate = find(Path(path))
         stamp = _found(candidate).mtime

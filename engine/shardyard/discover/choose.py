@@ -12,9 +12,9 @@ from shardyard.discover.look import Look, look
 from shardyard.discover.walk import walk
 from shardyard.errors import AmbiguousError, UsageError
 from shardyard.formats import gguf, hf_folder, npz, torch_single
+from shardyard.formats.candidate import Candidate, Format
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import NAME as CONFIG_NAME
-from shardyard.formats.registry import Candidate, Format
 from shardyard.text import printable
 
 LEVELS_UP = 3

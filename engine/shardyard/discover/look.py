@@ -10,8 +10,9 @@ from pathlib import Path
 from shardyard.checkpoint import CheckpointKind
 from shardyard.errors import ShardyardError
 from shardyard.files import FileHandles
+from shardyard.formats.candidate import Candidate
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import Candidate, formats
+from shardyard.formats.registry import formats
 from shardyard.formats.side_files import TRAINING_STATE, is_training_file
 from shardyard.formats.sniff import HEAD, Content, sniff
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from shardyard import health
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry
 from shardyard.discover.choose import NOTE, find
-from shardyard.discover.look import SINGLES
+from shardyard.discover.look import SINGLES, look
 from shardyard.errors import CheckpointError, ShardyardError, UsageError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import gguf, hf_folder, npz, torch_single
-from shardyard.formats.model_config import find_config
-from shardyard.formats.registry import Candidate, Format, OpenOptions
+from shardyard.formats.candidate import Candidate, Format, OpenOptions
+from shardyard.formats.folder import Folder
+from shardyard.formats.model_config import NAME, find_config, read_config
 from shardyard.formats.side_files import side_files
 from shardyard.formats.sniff import Content, sniff_file
 from shardyard.text import printable
@@ -133,6 +134,19 @@ def unreadable(candidate: Candidate, error: ShardyardError) -> Checkpoint:
     return Checkpoint(candidate.path, kind, files, {}, None, findings=[finding], checked={"headers"})
 
 
+def config_only(folder: Folder) -> Checkpoint | None:
+    """A folder that looks like a model and has no weights; None if it does not look like one."""
+    if NAME not in folder.files:
+        return None
+    near = [c for c in look(folder.parent()).candidates if c.folder.path == folder.path.parent]
+    where = f" The weights are one level up, in {printable(folder.path.parent.name)}." if near else ""
+    text = f"{printable(folder.name)} holds only a model's configuration and no weights.{where}"
+    remedy = "Merge the training checkpoint into weights, or fetch the weight files."
+    finding = Finding("config-only", Severity.WARNING, text, remedy, (NAME,), blocks=Blocks.MERGE)
+    kind = CheckpointKind.UNREADABLE
+    return Checkpoint(folder.path, kind, side_files(folder), {}, None, findings=[finding], config=read_config(folder))
+
+
 _REMEDIES = {
     "truncated": "Copy it again from where it was written.",
     "corrupt": "Copy it again from where it was written; if that does not help, use another step.",
@@ -158,4 +172,4 @@ def _not_regular(path: Path) -> str:
 
 _SPECIAL = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
 
-__all__ = ["UsageError", "open_candidate", "open_checkpoint", "unreadable"]
+__all__ = ["UsageError", "config_only", "open_candidate", "open_checkpoint", "unreadable"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.discover.look import Look, look
+from shardyard.formats.candidate import Candidate
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import Candidate
 
 MOST_FOLDERS = 200_000
 MOST_DEPTH = 400

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Role, Tensor, Usage
 from shardyard.findings import Blocks, Severity
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.dcp_folder import DcpFolder, is_dcp, is_dcp_name, open_folder
 from shardyard.formats.dcp_parts import Kind, sort_out
 from shardyard.formats.dcp_values import SIDE_FILES, side_values, step_in_name, stored_values
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import find_config, read_json
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.side_files import is_training_file
 from shardyard.text import printable
 

@@ -10,13 +10,13 @@ from shardyard.dtypes import unknown
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.coverage import flaw
 from shardyard.formats.dcp_layout import Sliced
 from shardyard.formats.dcp_metadata import SavedState, read_metadata, union
 from shardyard.formats.dcp_rows import Chunk, Place, SavedTensor
 from shardyard.formats.dcp_slices import ZSTD
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import OpenOptions
 from shardyard.formats.same_files import conflicts
 from shardyard.text import printable
 

@@ -13,8 +13,8 @@ from shardyard.dtypes import BY_NAME, DType, Kind
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.sniff import Content, not_a_checkpoint, sniff_file
 from shardyard.text import printable
 

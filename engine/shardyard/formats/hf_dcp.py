@@ -15,11 +15,11 @@ from shardyard.checkpoint import Boxes, Checkpoint, CheckpointKind, FileEntry, P
 from shardyard.dtypes import DType
 from shardyard.errors import Cancelled, DamagedError
 from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.coverage import Block, flaw
 from shardyard.formats.dcp_values import step_in_name
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import find_config
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.safetensors_file import SafetensorsFile, open_safetensors
 from shardyard.formats.same_files import conflicts
 from shardyard.text import printable

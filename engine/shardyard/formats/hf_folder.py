@@ -11,10 +11,10 @@ from pathlib import Path
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Usage
 from shardyard.files import FileHandles
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.formats.index_file import INDEX_NAME, MOST_INDEX_BYTES, SHARD_NAME, shard_names_in
 from shardyard.formats.model_config import find_config
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.safetensors_file import open_safetensors
 from shardyard.formats.sharded_set import open_set
 from shardyard.formats.side_files import TRAINING_STATE

@@ -31,8 +31,8 @@ from shardyard.dtypes import BY_NAME, DType, Kind
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding, Severity
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.sniff import HEAD, Content, not_a_checkpoint, sniff_file
 from shardyard.formats.zip_directory import STORED, DeflatedRecord, Window, deflated_record_of, read_directory, record_of
 from shardyard.text import printable

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Role, Tensor
 from shardyard.errors import Cancelled, DamagedError, ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.dcp_values import step_in_name
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import find_config, read_json
 from shardyard.formats.rank_set import RankSet
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.same_files import conflicts
 from shardyard.formats.side_files import is_training_file
 from shardyard.formats.torch_file import open_torch

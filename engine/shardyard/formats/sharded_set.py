@@ -13,11 +13,11 @@ from shardyard.errors import ShardyardError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import sharing
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.formats.index_faults import MOST_NAMED, Faults
 from shardyard.formats.index_file import MOST_INDEX_BYTES, SHARD_NAME, Index, link_leaves, parse_index
 from shardyard.formats.model_config import find_config
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.safetensors_file import open_safetensors
 from shardyard.formats.sniff import Content, sniff_file
 from shardyard.formats.torch_weights import open_weights

@@ -16,9 +16,9 @@ from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, St
 from shardyard.errors import ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import torch_single
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Entry, Folder
 from shardyard.formats.pickles import attribute, lookup, pairs
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.tensors import TensorValue
 from shardyard.formats.torch_file import TorchFile, open_torch
 from shardyard.formats.torch_text import describe

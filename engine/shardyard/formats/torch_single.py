@@ -26,11 +26,11 @@ from shardyard.errors import CheckpointError, DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import sharing
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.declared_ties import embedding_rank
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickle_globals import unsafe_findings
 from shardyard.formats.pickles import no_collection
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.formats.side_files import is_training_file
 from shardyard.formats.sniff import HEAD, Content, sniff
 from shardyard.formats.tensors import Broken

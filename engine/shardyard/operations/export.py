@@ -16,7 +16,7 @@ from shardyard.checkpoint import Checkpoint, Role
 from shardyard.discover import open_checkpoint
 from shardyard.errors import CheckpointError, UsageError
 from shardyard.formats import declared_ties, model_config
-from shardyard.formats.registry import OpenOptions
+from shardyard.formats.candidate import OpenOptions
 from shardyard.operations import export_files, selection
 from shardyard.operations.options import MergeOptions
 from shardyard.operations.place import Place

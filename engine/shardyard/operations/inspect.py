@@ -15,8 +15,8 @@ from shardyard.discover import Look, Visit
 from shardyard.errors import ShardyardError, UsageError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.health import facts
 from shardyard.operations.context import Context
 from shardyard.text import printable

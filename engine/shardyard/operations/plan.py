@@ -136,7 +136,7 @@ def plan_merge(
 
 def _open(sources: Sequence[str | os.PathLike[str]], options: MergeOptions) -> Checkpoint:
     from shardyard.discover import open_checkpoint
-    from shardyard.formats.registry import OpenOptions
+    from shardyard.formats.candidate import OpenOptions
 
     return open_checkpoint([Path(s) for s in sources], OpenOptions(tag=options.tag, part=options.part))
 

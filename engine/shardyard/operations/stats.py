@@ -92,7 +92,7 @@ def stats(checkpoint: Checkpoint, options: StatsOptions | None = None, context: 
 def stats_path(path: str | Path, options: StatsOptions | None = None, context: Context | None = None) -> dict[str, Any]:
     """Open a checkpoint and describe its tensors."""
     from shardyard.discover import open_checkpoint
-    from shardyard.formats.registry import OpenOptions
+    from shardyard.formats.candidate import OpenOptions
 
     options, context = options or StatsOptions(), context or Context()
     opened = open_checkpoint([Path(path)], OpenOptions(part=options.part, cancelled=context.cancelled))

@@ -15,7 +15,7 @@ from shardyard.dtypes import SHORT_NAMES
 from shardyard.errors import AmbiguousError, IncompleteError, UsageError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks
-from shardyard.formats.registry import OpenOptions
+from shardyard.formats.candidate import OpenOptions
 from shardyard.operations.gather import read_range
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, StoredObject, Usage
 from shardyard.errors import UnsupportedError, UsageError
 from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import pipeline, split, universal, unsharded, zero_step
 from shardyard.formats.deepspeed.model_file import ModelFile
 from shardyard.formats.deepspeed.names import FileKind, step_files
 from shardyard.formats.deepspeed.reading import Reading, are, listed
 from shardyard.formats.deepspeed.step import Step, catalogue, read_models
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import OpenOptions
 from shardyard.formats.torch_text import describe
 from shardyard.text import printable
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from shardyard.checkpoint import FileEntry
 from shardyard.errors import Cancelled, DamagedError, ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.folder import Entry
-from shardyard.formats.registry import OpenOptions
 from shardyard.formats.torch_file import TorchFile, open_torch
 from shardyard.text import printable
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry
 from shardyard.errors import UsageError
 from shardyard.findings import Blocks, Finding, Severity
+from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.deepspeed.names import FileKind, StepFiles, step_files
 from shardyard.formats.deepspeed.opening import checkpoint, open_step, steps_taken
 from shardyard.formats.deepspeed.step import Step
 from shardyard.formats.deepspeed.tags import MARKS, Pointer, by_number, pointer, steps_of
 from shardyard.formats.folder import Folder
-from shardyard.formats.registry import Candidate, OpenOptions
 from shardyard.text import printable
 
 
