@@ -24,6 +24,9 @@ from shardyard.jobs import launch, store, worker
 from shardyard.jobs.owner import Owner
 from shardyard.jobs.store import Job, Spec, State
 from shardyard.limits import manners
+from shardyard.operations.merge import merge
+from shardyard.operations.options import MergeOptions
+from shardyard.operations.plan import plan_merge
 from support import services
 from support.checkpoints import fixture_root
 
@@ -60,6 +63,8 @@ class Bench:
         self.out = folder / name
         self.options = options
         self.before: dict[str, bytes] | None = None
+        # Imported here once, not in every child.
+        merge(plan_merge([self.source], folder / "warm", MergeOptions.parse({"dtype": "bfloat16"})))
         if options.get("overwrite"):
             assert self.run(self.new_job(dtype="float16")) == 0
             self.before = contents(self.out)
@@ -124,7 +129,7 @@ def _become_worker(job: Job, *, wait: bool) -> None:
         log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+        sys.stdout = sys.stderr = os.fdopen(log, "w")
         if wait:
             os.kill(os.getpid(), signal.SIGSTOP)
         status = worker.main([str(job.folder)])

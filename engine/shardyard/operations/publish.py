@@ -55,7 +55,8 @@ def publish(plan: Plan, context: Context) -> dict[str, Any]:
 
 
 def published(plan: Plan) -> dict[str, Any]:
-    """The result of a plan whose output is in place already; what is left of its staging goes."""
+    """The result of a plan whose output is in place already; what is left of its staging, and of what it replaced, goes."""
+    staging.heal(plan.place)
     staging.remove(plan.place.staging)
     return _result(plan, {})
 
