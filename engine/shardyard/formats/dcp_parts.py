@@ -67,7 +67,7 @@ def _component(name: str, path: Path | None, *, bare_optimizer: bool) -> _Compon
     """The component that a dict on the way to the tensor is named after; None if none is."""
     if path is None:
         return _by_dots(name)
-    if bare_optimizer and path[0] == "state":
+    if bare_optimizer and path[0] in ("state", "param_groups"):
         return (), path, Kind.OPTIMIZER
     model = None
     for i, step in enumerate(path[:-1][:_DEEPEST]):
