@@ -211,7 +211,13 @@ class _Description:
             values, counts = values[np.isfinite(values)], counts[np.isfinite(values)]
             inside = (values >= low) & (values <= high)
             values, counts = values[inside], counts[inside]
-        return np.histogram(values, BINS, (low, high), weights=counts)[0].astype(np.int64)
+        edges = np.linspace(low, high, BINS + 1)
+        if bool((edges[:-1] < edges[1:]).all()):
+            return np.histogram(values, BINS, (low, high), weights=counts)[0].astype(np.int64)
+        # Fewer numbers than bins lie in the range: some bins stay empty. A single value goes to the middle, as numpy's does.
+        share = (values - low) / (high - low) if high > low else np.full(values.size, 0.5)
+        places = np.clip(share * BINS, 0, BINS - 1).astype(np.int64)
+        return np.bincount(places, counts, BINS).astype(np.int64)
 
     def _result(self, places: Mapping[float, tuple[int, int, float]], linear: list[int]) -> dict[str, Any]:
         moments = self.moments
@@ -250,6 +256,8 @@ class _Description:
         if values[0] == values[1] or share == 0:
             return number(_plain(values[0]))
         a, b = (float(v) for v in wide(values))
+        if math.isinf(a) != math.isinf(b):
+            return number(a if math.isinf(a) else b)
         return number(a + (b - a) * share)
 
     def _denormals(self) -> int:

@@ -1,0 +1,106 @@
+"""A whole checkpoint read once: what no header tells."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from shardyard.errors import Cancelled
+from shardyard.files import FileHandles
+from shardyard.findings import Finding
+from shardyard.operations.context import Context
+from shardyard.operations.copy_check import check_copy
+from shardyard.operations.scan import scan
+from support.arrays import checkpoint, tensor
+
+RNG = np.random.default_rng(9)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def test_zeros_that_were_never_gathered_are_flagged() -> None:
+    weights = {f"layers.{i}.weight": noise(8, 8) if i % 3 else np.zeros((8, 8), np.float32) for i in range(9)}
+    weights |= {"norm.bias": np.zeros(8, np.float32), "norm.weight": np.ones(8, np.float32)}
+    result = scan(checkpoint(weights))
+    found = result.to_json()
+    assert found["all_zero"] == [f"layers.{i}.weight" for i in (0, 3, 6)] + ["norm.bias"]
+    assert found["constant"] == ["norm.weight"]
+    (finding,) = result.findings()
+    assert finding.code == "all-zero" and finding.tensors == ("layers.0.weight", "layers.3.weight", "layers.6.weight")
+    assert "3 of 11 tensors hold nothing but zeros" in found["verdict"]
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2fnuz"])
+def test_nan_and_inf_are_counted_in_every_kind(kind: str) -> None:
+    dtype = np.dtype(getattr(ml_dtypes, kind, kind))
+    values = noise(50, 50).astype(dtype)
+    values[3, 4] = values[7, 7] = np.nan
+    values[5, 5] = -np.inf
+    has_inf = bool(np.isinf(values[5, 5].astype(np.float64)))
+    found = scan(checkpoint({"w": values, "fine": noise(4, 4)})).to_json()
+    assert found["nan"] == {"w": 2 if has_inf else 3}
+    assert found["inf"] == ({"w": 1} if has_inf else {})
+
+
+def test_equal_copies_are_proved_and_ties_are_none() -> None:
+    table, other = noise(16, 4), noise(16, 4)
+    ones = np.ones(16, np.float32)
+    weights = {"embed": table, "head": table.copy(), "other": other, "alias": other, "n1": ones, "n2": ones}
+    found = scan(checkpoint(weights, ties=[("other", "alias")])).to_json()
+    assert found["equal_copies"] == [["embed", "head"]]
+
+
+def test_negative_zeros_are_zeros_and_not_a_constant() -> None:
+    mixed = np.array([[0.0, -0.0], [0.0, 0.0]], np.float32)
+    found = scan(checkpoint({"w": mixed})).to_json()
+    assert (found["all_zero"], found["constant"]) == (["w"], [])
+
+
+def test_a_healthy_checkpoint_says_so_and_other_types_are_read_too() -> None:
+    weights = {"w": noise(8, 8), "ids": np.arange(5), "mask": np.array([True, False]), "z": noise(4).astype(np.complex64)}
+    result = scan(checkpoint({**weights, "q": tensor("q", np.arange(4, dtype=np.uint8), "qint8")}))
+    assert result.findings() == []
+    assert result.verdict() == "All values of 5 tensors are finite, and no matrix is empty of content."
+
+
+def test_findings_reach_the_context_and_cancelling_ends_it() -> None:
+    class Told(Context):
+        def __init__(self, *, stop: bool = False) -> None:
+            self.findings: list[Finding] = []
+            self.stop = stop
+
+        def finding(self, finding: Finding) -> None:
+            self.findings.append(finding)
+
+        def cancelled(self) -> bool:
+            return self.stop
+
+    context = Told()
+    scan(checkpoint({"w": np.full((2, 2), np.nan, np.float32)}), context)
+    assert "nan" in [f.code for f in context.findings]
+    with pytest.raises(Cancelled):
+        scan(checkpoint({"w": noise(2, 2)}), Told(stop=True))
+
+
+def masters(copy: np.ndarray, master: np.ndarray) -> object:
+    whole = tensor("w", master)
+    whole.copy16 = tensor("w", copy)
+    with FileHandles() as handles:
+        return check_copy(whole, handles), check_copy(whole, handles, sample=True)
+
+
+def test_masters_must_round_to_their_16_bit_copy() -> None:
+    master = noise(400, 1000)
+    copy = master.astype(ml_dtypes.bfloat16)
+    assert masters(copy, master) == (None, None)
+    shifted = np.roll(copy.reshape(-1), 1).reshape(copy.shape)
+    whole, sample = masters(shifted, master)  # type: ignore[misc]
+    assert whole.differing > 390_000 and whole.first == 0 and sample.differing > 60_000
+    one = copy.copy()
+    one[0, 5] = 3
+    whole, _ = masters(one, master)  # type: ignore[misc]
+    assert (whole.differing, whole.first, whole.looked_at) == (1, 5, 400_000)
+    assert "1 of 400,000 values of w" in whole.sentence
