@@ -83,7 +83,7 @@ def _of_folder(folder: Folder) -> Candidate:
     seen = look(folder)
     if seen.meant:
         return _only(seen.meant, folder)
-    above = _claimed_above(folder)
+    above = claimed_above(folder)
     if above is not None:
         return _note(above, folder.path, "is part of")
     if seen.candidates:
@@ -110,7 +110,7 @@ def _shown(candidate: Candidate, folder: Folder) -> str:
         return printable(str(candidate.path))
 
 
-def _claimed_above(folder: Folder) -> Candidate | None:
+def claimed_above(folder: Folder) -> Candidate | None:
     """A checkpoint further up that has this folder as its own."""
     path = folder.path
     for parent in list(path.parents)[:LEVELS_UP]:

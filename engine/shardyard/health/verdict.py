@@ -34,6 +34,8 @@ _TITLES: Mapping[CheckpointKind, str] = {
     K.NPZ: "NumPy archive",
     K.UNREADABLE: "unreadable file",
 }
+TRAINERS_NAMES = ("model.safetensors", "pytorch_model")
+"""How the names of weights begin that loaders look for and trainers write."""
 _TRAINING = frozenset(
     {K.ZERO0, K.ZERO1, K.ZERO2, K.ZERO3, K.PIPELINE, K.MOE, K.UNIVERSAL, K.DCP, K.HF_DCP, K.FSDP_RANKS, K.FSDP_LOCAL}
 )
@@ -75,7 +77,8 @@ def _unreadable(checkpoint: Checkpoint) -> str:
     worst = checkpoint.findings[0] if checkpoint.findings else None
     if worst is None:
         return "Nothing can be said about it."
-    # The message alone stands in the findings; the verdict says what it means.
+    if worst.code == "config-only":
+        return f"{worst.message} {worst.remedy}"
     return f"This cannot be read as a checkpoint: {worst.message} {worst.remedy}".strip()
 
 
@@ -148,7 +151,7 @@ def _weights_name(checkpoint: Checkpoint) -> str:
 
 def _steps_beside(checkpoint: Checkpoint) -> list[str]:
     """Training steps beside weights that a trainer gathered: they have the names that trainers give them."""
-    gathered = checkpoint.kind in HUB_KINDS and _weights_name(checkpoint).startswith(("model.safetensors", "pytorch_model"))
+    gathered = checkpoint.kind in HUB_KINDS and _weights_name(checkpoint).startswith(TRAINERS_NAMES)
     return training_steps(checkpoint) if gathered else []
 
 
@@ -189,6 +192,8 @@ def _next(checkpoint: Checkpoint, blocking: list[Finding]) -> str:
         return f"{_sentence(serious)} {serious.remedy}"
     if checkpoint.kind in HUB_KINDS and checkpoint.config is not None:
         return "config.json is beside it, so loaders open this folder as it is."
+    if checkpoint.kind in HUB_KINDS and _weights_name(checkpoint).startswith(TRAINERS_NAMES):
+        return "No config.json is beside it, so no loader can open the folder yet: export it with --like BASE."
     return ""
 
 

@@ -12,7 +12,7 @@ from typing import TypedDict
 from shardyard import discover, health
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Role, Tensor
 from shardyard.discover import Look, Visit
-from shardyard.errors import ShardyardError, UsageError
+from shardyard.errors import ShardyardError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding
 from shardyard.formats.candidate import Candidate, OpenOptions
@@ -58,6 +58,10 @@ def report(
         context.check()
         found.append(asked.describe(candidate))
     root = given[0] if given else Path(".")
+    if not found and len(given) == 1:
+        bare = discover.config_only(Folder(root))
+        if bare is not None:
+            found, others = [asked.json(bare)], []
     return Report(
         schema=SCHEMA,
         path=str(root),
@@ -71,13 +75,14 @@ def _candidates(given: Sequence[Path], context: Context) -> tuple[list[Candidate
     if len(given) != 1 or not given[0].is_dir():
         return [discover.find(given)], []
     folder = Folder(given[0])
+    whole = None if discover.look(folder).meant else discover.claimed_above(folder)
+    if whole is not None:
+        return [whole], []
     found: list[Candidate] = []
     others: list[int] = []
     for visit in discover.walk(folder, cancelled=context.cancelled):
         found.extend(visit.look.candidates)
         others.extend(_other_sizes(visit))
-    if not found:
-        found = _elsewhere(given[0])
     return found, others
 
 
@@ -86,14 +91,6 @@ def _other_sizes(visit: Visit) -> list[int]:
     beside = facts.side_names(seen.folder) if seen.meant else frozenset()
     entries = (seen.folder.entries[n] for n in seen.unclaimed if n not in beside)
     return [e.nbytes for e in entries if e.is_file]
-
-
-def _elsewhere(path: Path) -> list[Candidate]:
-    """A folder without a checkpoint of its own may be part of one further up."""
-    try:
-        return [discover.find(path)]
-    except UsageError:
-        return []
 
 
 class _Asked:
@@ -120,9 +117,9 @@ class _Asked:
 
             checkpoint.findings.extend(deep.examine(checkpoint, self.handles, self.context))
             checkpoint.findings[:] = health.ordered(checkpoint.findings)
-        return self._json(checkpoint)
+        return self.json(checkpoint)
 
-    def _json(self, checkpoint: Checkpoint) -> Json:
+    def json(self, checkpoint: Checkpoint) -> Json:
         model = facts.model_tensors(checkpoint)
         found: Json = {
             "path": _relative(checkpoint.path, self.root),
@@ -183,7 +180,7 @@ class _Asked:
 
 def checkpoint_json(checkpoint: Checkpoint, root: Path | None = None) -> Json:
     """One opened checkpoint as it stands in a report, without its tensors: what a program that has opened it shows."""
-    return _Asked([root or checkpoint.path], False, False, False, None, Context())._json(checkpoint)
+    return _Asked([root or checkpoint.path], False, False, False, None, Context()).json(checkpoint)
 
 
 def finding_json(finding: Finding) -> Json:
