@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from shardyard.errors import Cancelled
 from shardyard.files import FileHandles
@@ -104,3 +107,16 @@ def test_masters_must_round_to_their_16_bit_copy() -> None:
     whole, _ = masters(one, master)  # type: ignore[misc]
     assert (whole.differing, whole.first, whole.looked_at) == (1, 5, 400_000)
     assert "1 of 400,000 values of w" in whole.sentence
+
+
+def test_scanning_and_describing_run_as_jobs(tmp_path: Path) -> None:
+    from shardyard.jobs.store import Spec, State, create
+
+    save_file({"w": np.zeros((4, 4), np.float32), "v": noise(3)}, tmp_path / "m.safetensors")
+    for verb, options in (("scan", {}), ("stats", {"select": ["w"]})):
+        job = create(Spec(verb, (str(tmp_path / "m.safetensors"),), None, options))
+        job.start()
+        events = list(job.follow())
+        assert job.state() is State.DONE
+        result = next(e for e in events if e["event"] == "result")
+        assert result["all_zero"] == ["w"] if verb == "scan" else result["tensors"] == 1

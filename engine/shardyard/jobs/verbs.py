@@ -102,6 +102,30 @@ def compare(job: Job, context: Context) -> Mapping[str, Any]:
     return {**{key: value for key, value in result.items() if key != "tensors"}, "rows": ROWS}
 
 
+def stats(job: Job, context: Context) -> Mapping[str, Any]:
+    """Exact statistics of tensors. The rows, which may be many, are in the job folder."""
+    from shardyard.operations.stats import ROWS, StatsOptions, stats_path
+
+    result = stats_path(_only(job), StatsOptions.from_json(job.spec.options), context)
+    return {"path": result["path"], "part": result["part"], "tensors": len(result["tensors"]), "rows": ROWS}
+
+
+def scan(job: Job, context: Context) -> Mapping[str, Any]:
+    """NaN, inf, all-zero and constant tensors, and equal copies."""
+    from shardyard.discover import open_checkpoint
+    from shardyard.formats.candidate import OpenOptions
+    from shardyard.operations import scan as operation
+
+    options = OpenOptions(tag=job.spec.options.get("tag"), cancelled=context.cancelled)
+    return operation.scan(open_checkpoint(list(job.spec.sources), options), context).to_json()
+
+
+def _only(job: Job) -> str:
+    if len(job.spec.sources) != 1:
+        raise UsageError(f"{job.spec.verb} takes one checkpoint.")
+    return job.spec.sources[0]
+
+
 def inspect(job: Job, context: Context) -> Mapping[str, Any]:
     """What is here; `inspect-deep` also reads the data."""
     from shardyard.operations import inspect as operation
@@ -126,6 +150,7 @@ VERBS: dict[str, Verb] = {
     "export-publish": merge_publish,
     "shrink": shrink,
     "compare": compare,
-    "scan": inspect,
+    "stats": stats,
+    "scan": scan,
     "inspect-deep": inspect,
 }
