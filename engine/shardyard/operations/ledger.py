@@ -28,8 +28,8 @@ class UnitDone:
     """What is known of a unit once it is written."""
 
     number: int
-    first_crc: int | None = None
-    """CRC of its first block, for the sampled read-back."""
+    first: tuple[int, int] | None = None
+    """(bytes, CRC) of its first block, for the sampled read-back."""
     crc: int | None = None
     """CRC of all its bytes, where everything is read back."""
     output_parts: list[list[int]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Ledger:
                 yield _line({"source": number, "is": place})
             sources.append([number, parts])
         row: dict[str, Any] = {"unit": unit.number, "sources": sources, "output": unit.output_parts}
-        row |= {"first": unit.first_crc, "crc": unit.crc, "overflows": unit.overflows, "checked": unit.checked}
+        row |= {"first": unit.first, "crc": unit.crc, "overflows": unit.overflows, "checked": unit.checked}
         yield _line(row)
 
     def _write(self, data: bytes) -> None:
@@ -155,7 +155,7 @@ def _read_one(path: Path, plan_hash: str, done: Done) -> None:
 def _unit(row: dict[str, Any]) -> UnitDone:
     return UnitDone(
         row["unit"],
-        row["first"],
+        tuple(row["first"]) if row["first"] else None,
         row["crc"],
         row["output"],
         [],

@@ -34,13 +34,13 @@ def publish(plan: Plan, context: Context) -> dict[str, Any]:
     """
     if staging.already_published(plan):
         return published(plan)
+    if not staging.begun(plan):
+        raise _not_done(plan, plan.units)
     with _lock(plan.place.staging, None if context.folder is None else str(context.folder)):
         done = ledgers.read(plan.place.staging, plan.hash)
         missing = plan.units - len(done.units)
         if missing:
-            raise JobError(
-                f"{missing} of {plan.units} work units are not done yet; resume the merge.", path=str(plan.place.staging)
-            )
+            raise _not_done(plan, missing)
         checked = _check_sources(plan, done)
         _refuse_overflows(plan, done)
         context.message("Checking what was written.")
@@ -52,6 +52,10 @@ def publish(plan: Plan, context: Context) -> dict[str, Any]:
             raise _as_ours(error, plan) from error
     staging.remove(plan.place.staging)
     return _result(plan, checked)
+
+
+def _not_done(plan: Plan, missing: int) -> JobError:
+    return JobError(f"{missing} of {plan.units} work units are not done yet; resume the merge.", path=str(plan.place.staging))
 
 
 def published(plan: Plan) -> dict[str, Any]:

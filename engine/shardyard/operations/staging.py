@@ -52,7 +52,7 @@ def _drop_orphaned_ledgers(plan: Plan) -> None:
     A ledger is only made once all files are there, so files that another task is making now have none yet.
     """
     folder = plan.place.staging
-    if not any(folder.glob("ledger-*.jsonl")):
+    if not begun(plan) or not any(folder.glob("ledger-*.jsonl")):
         return
     for file in plan.files:
         path = plan.place.files / file.name

@@ -187,7 +187,7 @@ class _UnitWork:
             view = self.buffer[: end - position]
             k = self._fill(segments, k, position, end, view)
             if position == unit.lo and verify == "sample":
-                self.done.first_crc = zlib.crc32(view[:BLOCK])
+                self.done.first = len(view), zlib.crc32(view)
             elif verify == "full":
                 crc = zlib.crc32(view, crc)
             _write(fd, view, position)

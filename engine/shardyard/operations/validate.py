@@ -14,17 +14,14 @@ from shardyard.formats.safetensors_file import read_header
 from shardyard.formats.tensors import TensorValue
 from shardyard.formats.torch_file import open_torch
 from shardyard.formats.zip_directory import Window, read_directory
-from shardyard.operations import gather
 from shardyard.operations.ledger import Done
 from shardyard.operations.outputs import OutputFile
 from shardyard.operations.plan import Plan
 from shardyard.operations.write_back import forget
 from shardyard.text import printable
 
-SAMPLED_BYTES = gather.BLOCK
-"""The first block of a unit is what a sampled read-back looks at."""
 MOST_SAMPLED = 64
-"""Blocks that a sampled read-back looks at."""
+"""A sampled read-back looks at the first blocks of so many units."""
 
 
 def validate(plan: Plan, file: OutputFile, path: Path, handles: FileHandles) -> None:
@@ -89,10 +86,9 @@ def read_back(plan: Plan, done: Done) -> int:
     total = 0
     for number in numbers:
         unit, row = plan.unit(number), done.units[number]
-        wanted = row.crc if plan.options.verify == "full" else row.first_crc
-        if wanted is None:
-            continue
-        hi = unit.hi if plan.options.verify == "full" else min(unit.hi, unit.lo + SAMPLED_BYTES)
+        whole = (unit.hi - unit.lo, row.crc) if row.crc is not None else None
+        nbytes, wanted = (whole if plan.options.verify == "full" else row.first) or (0, 0)
+        hi = unit.lo + nbytes
         path = plan.place.files / unit.file.name
         if _crc(path, unit.file, unit.lo, hi) != wanted:
             raise JobError(
