@@ -29,6 +29,7 @@ from shardyard.operations.options import MergeOptions
 from shardyard.operations.plan import plan_merge
 from support import services
 from support.checkpoints import fixture_root
+from support.merges import write_source
 
 pytestmark = pytest.mark.services
 
@@ -181,8 +182,7 @@ def test_killed_at_every_boundary_it_resumes_to_the_same_bytes(bench: Bench) -> 
 
 def test_killed_at_random_moments_it_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
-    source.mkdir()
-    _write_source(source / "model.safetensors", 24, 4 << 20)
+    write_source(source / "model.safetensors", 24, 4 << 20)
     out = tmp_path / "out"
     options = {"max_shard_size": "40MB", "dtype": "bfloat16", "allow_overflow": True, "verify": "full"}
 
@@ -222,11 +222,3 @@ def test_killed_at_random_moments_it_resumes_to_the_same_bytes(tmp_path: Path, m
         assert contents(out) == reference
         assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
         shutil.rmtree(out)
-
-
-def _write_source(path: Path, tensors: int, nbytes: int) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    values = np.random.default_rng(0).standard_normal((tensors, nbytes // 4), dtype=np.float32)
-    save_file({f"layer.{k}": value for k, value in enumerate(values)}, path)
