@@ -56,7 +56,9 @@ def walk(
         here = item if isinstance(item, Folder) else Folder(item.path)
         level = 0 if isinstance(item, Folder) else item.depth
         identity = _identity(here.path)
-        if identity in seen or cancelled():
+        if cancelled():
+            return
+        if identity in seen:
             continue
         if identity is not None:
             seen.add(identity)

@@ -1,7 +1,4 @@
-"""The checks that read the data: checksums, the 16-bit copy against the masters, copies of one tensor, NaN and zeros.
-
-Memory stays at a few blocks.  Each tensor is read once for its values, each zip record once for its checksum.
-"""
+"""The checks that read the data: checksums, the 16-bit copy against the masters, copies of one tensor, a scan of values."""
 
 from __future__ import annotations
 
@@ -10,29 +7,22 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from shardyard.checkpoint import Checkpoint, EncodedRecord, InlineRecord, Record, Tensor
-from shardyard.dtypes import Kind
 from shardyard.errors import CheckpointError, UsageError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding, Severity
 from shardyard.formats.declared_ties import declared_ties
 from shardyard.health import facts
 from shardyard.health.neighbours import HUB_KINDS
-from shardyard.health.words import listing, plural, share, size
+from shardyard.health.words import listing, plural, size
 from shardyard.operations import gather
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.copy_check import Disagreement, check_copy
-from shardyard.operations.numeric import elements
+from shardyard.operations.scan import Scan, scan
 from shardyard.text import printable
 
 BLOCK = 1 << 20
 MOST_NAMED = 20
-WORTH_COMPARING = 1 << 10
-"""Smaller tensors are often equal by chance: biases of zeros, norms of ones."""
-MANY_ZEROS = 0.1
-"""Share of a model's matrices that may be all zero before it is worth a warning."""
 
 
 def examine(checkpoint: Checkpoint, handles: FileHandles, context: Context) -> list[Finding]:
@@ -49,24 +39,21 @@ class _Examination:
         self.context = context
         self.findings: list[Finding] = []
         self.done = 0
-        self.tensors = {n: t for n, t in facts.model_tensors(checkpoint).items() if t.layout is not None}
+        self.tensors = {n: t for n, t in checkpoint.tensors.items() if t.layout is not None}
         self.records = list(_records(checkpoint))
         self.total = sum(r.nbytes for r in self.records) + sum(t.nbytes for t in self.tensors.values())
-        self.digests: dict[str, bytes] = {}
-        self.not_finite: dict[str, int] = {}
-        self.zero: list[str] = []
 
     def run(self) -> list[Finding]:
         if not self.tensors and not self.records:
             return []
         damaged = self.check_records()
         self.check_copies()
-        self.check_values()
-        self.tell_values()
-        self.compare_ties()
+        seen = self.check_values() if self.tensors else None
+        if seen is not None:
+            self.compare_ties(seen)
+            self.checkpoint.checked.update(("values", "ties"))
         if not damaged:
             self.checkpoint.checked.add("crc")
-        self.checkpoint.checked.update(("values", "ties") if self.tensors else ())
         return self.findings
 
     def moved(self, nbytes: int, item: str) -> None:
@@ -145,95 +132,33 @@ class _Examination:
 
     # Values
 
-    def check_values(self) -> None:
-        sizes: dict[tuple[str, tuple[int, ...]], int] = {}
-        for tensor in self.tensors.values():
-            key = (tensor.dtype.name, tensor.shape)
-            sizes[key] = sizes.get(key, 0) + 1
-        declared = {n for group in self._declared_ties() for n in group}
-        for name, tensor in self.tensors.items():
-            alone = sizes[(tensor.dtype.name, tensor.shape)] == 1 or tensor.nbytes < WORTH_COMPARING
-            self._values(name, tensor, hashed=name in declared or not alone)
-
-    def _declared_ties(self) -> list[tuple[str, ...]]:
-        return declared_ties(self.checkpoint.config, {n: t.shape for n, t in self.tensors.items()})
-
-    def _values(self, name: str, tensor: Tensor, *, hashed: bool) -> None:
-        digest = hashlib.blake2b(digest_size=16)
-        special = 0
-        zero = tensor.numel > 0
-        floating = tensor.dtype.kind in (Kind.FLOAT, Kind.COMPLEX)
+    def check_values(self) -> Scan | None:
+        """NaN, zeros and equal copies, in one pass over the model's tensors."""
         try:
-            for _, block in gather.blocks(tensor, self.handles, BLOCK):
-                if hashed:
-                    digest.update(block)
-                if floating:
-                    values = elements(block, tensor.dtype)
-                    special += int(np.count_nonzero(~np.isfinite(values)))
-                    zero = zero and not values.any()
-                self.moved(len(block), name)
+            return scan(self.checkpoint, self.context)
         except (CheckpointError, UsageError) as error:
-            self.unread(name, error)
-            return
-        if hashed:
-            self.digests[name] = digest.digest()
-        if special:
-            self.not_finite[name] = special
-        if zero and floating and len(tensor.shape) > 1:
-            self.zero.append(name)
+            self.add(error.code if isinstance(error, CheckpointError) else "corrupt", Severity.ERROR, error.message)
+            return None
 
-    def tell_values(self) -> None:
-        if self.not_finite:
-            names = sorted(self.not_finite, key=lambda n: -self.not_finite[n])
-            text = f"{plural(len(names), 'tensor')} such as {listing(names[:1])} {'holds' if len(names) == 1 else 'hold'} "
-            text += f"NaN or infinite values ({self.not_finite[names[0]]:,} there)."
-            self.add(
-                "not-finite",
-                Severity.WARNING,
-                text,
-                "Training diverged, or the file is damaged.",
-                tensors=tuple(names[:MOST_NAMED]),
-            )
-        matrices = [n for n, t in self.tensors.items() if len(t.shape) > 1 and t.dtype.kind is Kind.FLOAT]
-        zero = [n for n in self.zero if "lora_" not in n]
-        if zero and len(zero) > MANY_ZEROS * len(matrices):
-            text = f"{plural(len(zero), 'matrix', 'matrices')} of {len(matrices):,} ({share(len(zero), len(matrices))}) are all "
-            text += f"zeros, such as {listing(zero[:1])}: a conversion that left weights out looks like this."
-            remedy = "Compare it with the checkpoint it was made from."
-            self.add("all-zero", Severity.WARNING, text, remedy, tensors=tuple(zero[:MOST_NAMED]), sure=False)
-
-    # Ties
-
-    def compare_ties(self) -> None:
+    def compare_ties(self, seen: Scan) -> None:
         """What config.json ties, by its bytes; and equal copies that nothing ties."""
         recorded = {n: i for i, group in enumerate(facts.tied_groups(self.checkpoint)) for n in group}
         told: set[str] = set()
-        for group in self._declared_ties():
-            names = [n for n in group if n in self.digests]
-            if len(names) < 2 or len({recorded.get(n, n) for n in names}) == 1:
-                continue
-            told.update(names)
-            self._declared(names)
-        same: dict[bytes, list[str]] = {}
-        for name, digest in self.digests.items():
-            if name not in self.zero and name not in told:
-                same.setdefault(digest, []).append(name)
-        for names in same.values():
-            separate = list({recorded.get(n, n): n for n in names}.values())
-            if len(separate) > 1:
-                nbytes = self.tensors[separate[0]].nbytes * (len(separate) - 1)
-                text = f"{listing(separate)} hold equal values and are stored separately ({size(nbytes)} more than once)."
-                remedy = "Nothing says that they are tied, so they are kept."
-                self.add("duplicate-copy", Severity.INFO, text, remedy, tensors=tuple(separate[:MOST_NAMED]), nbytes=nbytes)
+        for group in declared_ties(self.checkpoint.config, {n: t.shape for n, t in self.tensors.items()}):
+            names = list({recorded.get(n, n): n for n in group if n in seen.seen}.values())
+            if len(names) > 1:
+                told.update(names)
+                self._declared(names, equal=_equal(seen, names))
+        self.findings.extend(f for f in seen.findings() if f.code != "duplicate-copy" or not told.issuperset(f.tensors))
 
-    def _declared(self, names: list[str]) -> None:
+    def _declared(self, names: list[str], *, equal: bool) -> None:
         """Replace the guess from headers by what the bytes say."""
         self.checkpoint.findings[:] = [
             f
             for f in self.checkpoint.findings
             if not (f.code == "duplicate-copy" and not f.sure and set(f.tensors) <= set(names))
         ]
-        if len({self.digests[n] for n in names}) > 1:
+        if not equal:
             text = f"config.json ties {listing(names)}, but their stored values differ."
             remedy = "Both are kept; set tie_word_embeddings to false if they are separate weights, or drop the wrong one."
             self.add("tie-disagrees", Severity.WARNING, text, remedy, tensors=tuple(names))
@@ -276,6 +201,13 @@ def _records(checkpoint: Checkpoint) -> Iterator[Record]:
                 if key not in seen and not isinstance(record, (EncodedRecord, InlineRecord)):
                     seen.add(key)
                     yield record
+
+
+def _equal(seen: Scan, names: list[str]) -> bool:
+    """Whether tensors hold equal bytes: proved by the scan, or all one value (which it leaves out) with one checksum."""
+    if any(set(names) <= set(group) for group in seen.copies):
+        return True
+    return len({seen.seen[n].crc32 for n in names}) == 1 and all(seen.seen[n].constant for n in names)
 
 
 def _touches(tensor: Tensor, starts: set[int], path: str) -> bool:
