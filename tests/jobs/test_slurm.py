@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,14 @@ from shardyard.jobs import launch, slurm, store
 from shardyard.jobs.store import Job, Spec, State
 from support import fake_worker
 from support import slurm as lab
+from support.merges import digests, slowed, write_source
 from support.slurm import answer, wait_for
 
 pytestmark = pytest.mark.services
+
+REAL_WORKER = launch.WORKER
+UNIT = 64 << 20
+"""A work unit of a merge."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -171,6 +176,80 @@ def test_a_job_that_slurm_has_forgotten_and_that_left_no_word_is_lost(tmp_path: 
     store.write_json(job.folder / "slurm.json", {**data, "state": "RUNNING"})
     assert state(job) is State.LOST
     assert "no longer known" in slurm.describe(job)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven and a half units of weights, as one file."""
+    folder = tmp_path_factory.mktemp("weights")
+    write_source(folder / "model.safetensors", 15, UNIT // 2)
+    return folder
+
+
+def merge(source: Path, out: Path, options: Mapping[str, Any] | None = None, **settings: str) -> Job:
+    job = store.create(Spec("merge", (str(source),), str(out), options or {}, settings))
+    job.start()
+    return job
+
+
+def log_of(job: Job) -> str:
+    return (job.folder / "log.txt").read_text()
+
+
+def test_a_merge_by_one_task_and_by_four_are_equal_and_each_reads_its_quarter(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "WORKER", REAL_WORKER)
+    options = {"max_shard_size": "none"}
+    one, four = merge(weights, tmp_path / "one", options), merge(weights, tmp_path / "four", options, nodes="2", tasks="4")
+    for job in (one, four):
+        list(job.follow(every_s=0.1))
+        assert job.state() is State.DONE, (job.outcome(), log_of(job))
+    assert digests(tmp_path / "one") == digests(tmp_path / "four")
+    total = (weights / "model.safetensors").stat().st_size
+    read = {e["task"]: e["read"] for e in four.events()[0] if e["event"] == "progress" and "task" in e}
+    assert set(read) == {0, 1, 2, 3}
+    # Seven and a half units for four tasks: each has two, the last one and a half.
+    assert all(0.18 < share / total < 0.29 for share in read.values())
+    assert sum(read.values()) < 1.05 * total
+    (result,) = [e for e in four.events()[0] if e["event"] == "result" and "out" in e]
+    assert result["complete"] and "task" not in result
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["four", "one"]
+
+
+def test_a_merge_with_a_killed_task_resumes_to_the_same_bytes(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "WORKER", slowed(*REAL_WORKER))
+    options = {"dtype": "bfloat16", "workers": 1}
+    job = merge(weights, tmp_path / "out", options, nodes="2", tasks="4")
+    wait_for(lambda: len(worker_pids(job)) == 4 and (job.last_progress() or {}).get("written"), 40)
+    os.kill(worker_pids(job)[1], signal.SIGKILL)
+    list(job.follow(every_s=0.1))
+    assert job.state() is State.FAILED
+    outcome = job.outcome()
+    assert outcome is not None and "of 5 work units are not done yet" in outcome["message"]
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(launch, "WORKER", REAL_WORKER)
+    job.resume()
+    list(job.follow(every_s=0.1))
+    assert job.state() is State.DONE, (job.outcome(), log_of(job))
+    reference = merge(weights, tmp_path / "reference", {"dtype": "bfloat16"})
+    list(reference.follow(every_s=0.1))
+    assert digests(tmp_path / "out") == digests(tmp_path / "reference")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "reference"]
+
+
+def test_a_refusal_on_the_node_ends_the_job_with_its_own_sentence_and_exit_code(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "WORKER", REAL_WORKER)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine").touch()
+    arguments = ["merge", str(weights), "-o", str(tmp_path / "out"), "--slurm", "nodes=2,tasks=4"]
+    assert main(arguments) == 5
+    assert "is there already" in capsys.readouterr().err.splitlines()[-1]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize(

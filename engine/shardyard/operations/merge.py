@@ -43,7 +43,7 @@ def merge_task(plan: Plan, context: Context | None = None) -> None:
     context = context or Context()
     staging.prepare(plan)
     done = ledgers.read(plan.place.staging, plan.hash)
-    share = share_of(plan.units, context.task, context.tasks)
+    share = share_of(plan, context.task, context.tasks)
     numbers = [n for n in share if n not in done.units]
     already = sum(plan.unit(n).hi - plan.unit(n).lo for n in share if n in done.units)
     if not numbers:
@@ -57,9 +57,17 @@ def merge_task(plan: Plan, context: Context | None = None) -> None:
         ledger.close()
 
 
-def share_of(units: int, task: int, tasks: int) -> range:
-    """A task's work units: a run of neighbours, so that each source byte is read by one task."""
-    return range(units * task // tasks, units * (task + 1) // tasks)
+def share_of(plan: Plan, task: int, tasks: int) -> list[int]:
+    """A task's work units: neighbours, so that each source byte is read by one task, and about as many bytes as others have."""
+    lo, hi = (plan.nbytes * k / tasks for k in (task, task + 1))
+    share = []
+    position = 0
+    for number in range(plan.units):
+        if lo <= position < hi:
+            share.append(number)
+        unit = plan.unit(number)
+        position += unit.hi - unit.lo
+    return share
 
 
 def resume(
