@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from shardyard.jobs import launch, store
 from shardyard.jobs.store import Job, Spec, State
 from support import fake_worker, services
+from support.checkpoints import fixture_root
 
 NOBODY = 65534
 
@@ -66,3 +68,25 @@ def test_events_keep_coming_where_no_thread_can_be_started(open_folder: Path) ->
     assert max(b - a for a, b in itertools.pairwise(times)) <= 2.0
     beat = job.heartbeat()
     assert beat is not None and times[-1] - beat < 3.0
+
+
+def test_a_merge_runs_with_forty_processes_and_four_gigabytes(open_folder: Path) -> None:
+    source, out = fixture_root() / "deepspeed" / "z3_w2_bf16", open_folder / "out"
+    give(open_folder)
+    command = ("-m", "shardyard", "merge", str(source), "-o", str(out), "--dtype", "bfloat16", "--json")
+    done = as_other_user("-u 40 -v 4194304", *command)
+    assert done.returncode == 0, done.stderr + done.stdout
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events[0]["event"] == "plan" and events[-1]["event"] == "result"
+    assert (out / "model.safetensors").exists()
+    (job,) = store.jobs()
+    assert (job.folder / "log.txt").read_text() == ""
+
+
+def test_one_worker_does_the_work_where_no_thread_can_be_started(open_folder: Path) -> None:
+    out = open_folder / "out"
+    job = store.create(Spec("merge", (str(fixture_root() / "deepspeed" / "z3_w2_bf16"),), str(out), {"workers": 4}))
+    give(open_folder)
+    done = as_other_user("-u 1", "-m", "shardyard.jobs.worker", str(job.folder))
+    assert done.returncode == 0, (done.stderr, job.outcome())
+    assert job.state() is State.DONE and (out / "model.safetensors").exists()
