@@ -14,7 +14,6 @@ import importlib.util
 import io
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -63,8 +62,14 @@ def look(path: str, say: str) -> dict[str, Any]:
                 row[form + "_code"] = int(stop.code or 0) if not isinstance(stop.code, str) else 2
         row[form + "_seconds"] = round(time.process_time() - start, 3)
         row[form], row[form + "_err"] = out.getvalue(), err.getvalue()
-    row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    row["peak_bytes"] = peak()
     return row
+
+
+def peak() -> int:
+    """Most memory that this process ever held; `ru_maxrss` would count the parent's before the exec."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def rows() -> Iterator[dict[str, Any]]:

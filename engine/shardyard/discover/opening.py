@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardyard import health
-from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry
+from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Role, Tensor
 from shardyard.discover.choose import NOTE, find
 from shardyard.discover.look import SINGLES, look
 from shardyard.errors import CheckpointError, ShardyardError, UsageError
@@ -18,7 +18,7 @@ from shardyard.formats import gguf, hf_folder, npz, torch_single
 from shardyard.formats.candidate import Candidate, Format, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import NAME, find_config, read_config
-from shardyard.formats.side_files import side_files
+from shardyard.formats.side_files import TRAINING_STATE, side_files
 from shardyard.formats.sniff import Content, sniff_file
 from shardyard.text import printable
 
@@ -104,6 +104,7 @@ def _attach(checkpoint: Checkpoint, candidate: Candidate) -> None:
         checkpoint.config, checkpoint.config_folder = find_config(folder, above=above)
     if candidate.path != folder.path:
         return
+    _add_optimizer(checkpoint, folder)
     known = {f.path for f in checkpoint.files}
     extra = [f for f in side_files(folder) if f.path not in known]
     checkpoint.files.extend(extra)
@@ -112,6 +113,24 @@ def _attach(checkpoint: Checkpoint, candidate: Candidate) -> None:
             checkpoint.usage.optimizer += file.nbytes
         else:
             checkpoint.usage.other += file.nbytes
+
+
+def _add_optimizer(checkpoint: Checkpoint, folder: Folder) -> None:
+    """The run's optimizer state beside the weights, as a part for browsing: read when it is looked at."""
+    names = [n for n in folder.files if TRAINING_STATE.fullmatch(n) and n.startswith("optimizer.")]
+    if names and "optimizer" not in checkpoint.parts and not any(f.path in names for f in checkpoint.files):
+        candidate = Candidate(torch_single.FORMAT, folder, folder.path / names[0], CheckpointKind.TORCH, (names[0],))
+        checkpoint.parts["optimizer"] = Part("optimizer", lambda: _state(candidate), model=False)
+
+
+def _state(candidate: Candidate) -> dict[str, Tensor]:
+    """The tensors of an optimizer's file; none where it cannot be read, which a finding of its own would tell."""
+    try:
+        opened, _ = _by_content(candidate, OpenOptions())
+        parts = opened.open().parts.values()
+    except ShardyardError:
+        return {}
+    return {name: replace(t, role=Role.OPTIMIZER) for part in parts for name, t in part.tensors.items()}
 
 
 def unreadable(candidate: Candidate, error: ShardyardError) -> Checkpoint:

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Tensor, Tie, Usage
+from shardyard.checkpoint import Checkpoint, CheckpointKind, Composite, FileEntry, Part, Tensor, Tie, Usage
 from shardyard.dtypes import unknown
 from shardyard.errors import ShardyardError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import sharing
 from shardyard.formats.candidate import Candidate, OpenOptions
+from shardyard.formats.declared_ties import embedding_rank
 from shardyard.formats.folder import Folder
 from shardyard.formats.index_faults import MOST_NAMED, Faults
 from shardyard.formats.index_file import MOST_INDEX_BYTES, SHARD_NAME, Index, link_leaves, parse_index
@@ -39,6 +40,7 @@ class Shard:
     wasted: int = 0
     readable: bool = True
     ties: list[Tie] = field(default_factory=list)
+    composites: list[Composite] = field(default_factory=list)
 
 
 def read_shard(handles: FileHandles, path: str, kind: CheckpointKind) -> Shard:
@@ -85,10 +87,17 @@ def _wrong_kind(shard: Shard, what: str) -> None:
 def _take_torch(shard: Shard, handles: FileHandles, path: str) -> None:
     found = open_weights(handles, path)
     shard.tensors, shard.findings, shard.globals = found.tensors, found.findings, Counter(found.globals)
+    shard.composites = found.composites
     uses = sharing.analyse(found.tensors.values())
     shard.weights = sum(u.touched for u in uses)
     shard.wasted = found.stored - shard.weights
-    shard.ties = [Tie(tuple(group), "storage") for use in uses for group in use.ties]
+    shard.ties = [owner_first(tuple(group)) for use in uses for group in use.ties]
+
+
+def owner_first(names: tuple[str, ...]) -> Tie:
+    """A tie by storage: the input embedding owns it, else the first in the file's order."""
+    owner = min(names, key=lambda n: (embedding_rank(n) is None, embedding_rank(n) or 0, names.index(n)))
+    return Tie((owner, *(n for n in names if n != owner)), "storage")
 
 
 def open_set(candidate: Candidate, options: OpenOptions) -> Checkpoint:
@@ -362,6 +371,7 @@ class _Set:
             {"model": Part("model", self.tensors, model=True)},
             "model",
             ties=[tie for s in self.shards.values() for tie in s.ties],
+            composites=[c for s in self.shards.values() for c in s.composites],
             findings=self.findings,
             usage=Usage(weights=weights, wasted=wasted, other=max(0, total - weights - wasted)),
             config=config,

@@ -5,71 +5,69 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import Tensor
-from shardyard.errors import ShardyardError, UnsupportedError
+from shardyard.checkpoint import Composite, Tensor
+from shardyard.dtypes import unknown
+from shardyard.errors import CheckpointError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
-from shardyard.formats.pickles import pairs, text_of
-from shardyard.formats.tensors import TensorValue
-from shardyard.formats.torch_file import TorchFile, open_torch
+from shardyard.formats.tensors import Broken
+from shardyard.formats.torch_container import TorchFile
+from shardyard.formats.torch_file import open_torch
+from shardyard.formats.torch_names import Leaf, names_of
 from shardyard.text import printable
 
 
 @dataclass(slots=True)
 class TorchWeights:
-    """A flat state dict."""
+    """A state dict, by the names that a loader would ask for."""
 
-    tensors: dict[str, Tensor]
-    stored: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    composites: list[Composite] = field(default_factory=list)
+    stored: int = 0
     """Bytes of all storage records, used or not."""
     findings: list[Finding] = field(default_factory=list)
     globals: Counter[str] = field(default_factory=Counter)
 
 
 def open_weights(handles: FileHandles, path: str) -> TorchWeights:
-    """Open a torch file that holds a flat state dict.
+    """Open a torch file that holds a state dict.
 
     Raises:
-        DamagedError: it is no torch file, or damaged.
-        UnsupportedError: it holds something other than a state dict.
+        DamagedError: it is no torch file, or damaged beyond its directory.
     """
-    file = open_torch(handles, path)
-    items = pairs(file.root)
-    name = printable(path.rpartition("/")[2])
-    if items is None:
-        raise UnsupportedError(f"{name} holds no state dict.", code="unsupported", path=path)
-    found = TorchWeights({}, sum(r.nbytes for r in file.storages.values()), list(file.findings))
+    file = open_torch(handles, path, lenient=True)
+    names = names_of(file.root)
+    found = TorchWeights(stored=sum(r.nbytes for r in file.storages.values()), findings=list(file.findings))
     found.globals.update({f"{module}.{attribute}": n for (module, attribute), n in file.globals.items()})
-    others = []
-    for key, value in items:
-        text = text_of(key)
-        if text is None:
+    for leaf in names.leaves:
+        if leaf.name in found.tensors:
+            _fault(found, file, f"two tensors are called {printable(leaf.name, 120)}.", leaf.name, Blocks.MERGE)
             continue
-        if isinstance(value, TensorValue):
-            found.tensors[text] = _tensor(file, found, text, value)
-        else:
-            others.append(text)
-    if others:
-        message = (
-            f"{name}: {printable(others[0], 120)}{f' and {len(others) - 1} more' if len(others) > 1 else ''} is no plain tensor."
-        )
-        found.findings.append(Finding("unsupported", Severity.INFO, message, tensors=tuple(others[:20])))
+        found.tensors[leaf.name] = _tensor(file, found, leaf)
+    for composite in names.composites:
+        parameters = {k: v for k, v in composite.parameters.items() if isinstance(v, (str, int, float, tuple))}
+        found.composites.append(Composite(composite.name, composite.kind, tuple(composite.parts), parameters))
     return found
 
 
-def _tensor(file: TorchFile, found: TorchWeights, text: str, value: TensorValue) -> Tensor:
+def _tensor(file: TorchFile, found: TorchWeights, leaf: Leaf) -> Tensor:
+    value = leaf.value
+    if isinstance(value, Broken):
+        _fault(found, file, f"{printable(leaf.name, 120)} cannot be read: {value.reason}", leaf.name, Blocks.UNLESS_ALLOWED)
+        return Tensor(leaf.name, unknown("unknown"), (), None, note=value.reason, nbytes_stored=0)
     try:
-        return file.tensor(text, value)
-    except ShardyardError as error:
-        code = str(getattr(error, "code", "corrupt"))
-        found.findings.append(
-            Finding(
-                code,
-                Severity.ERROR,
-                error.message,
-                paths=(file.path.rpartition("/")[2],),
-                tensors=(text,),
-                blocks=Blocks.UNLESS_ALLOWED,
-            )
-        )
-        return Tensor(text, value.dtype, value.shape, None, note=error.message)
+        return file.tensor(leaf.name, value)
+    except CheckpointError as error:
+        text = f"{error.message.rstrip('.')} (tensor {printable(leaf.name, 120)})."
+        finding = Finding(error.code, Severity.ERROR, text, "", (_base(file),), (leaf.name,), blocks=Blocks.UNLESS_ALLOWED)
+        found.findings.append(finding)
+        return Tensor(leaf.name, value.dtype, value.shape, None, note=error.message)
+
+
+def _fault(found: TorchWeights, file: TorchFile, what: str, tensor: str, blocks: Blocks) -> None:
+    text = f"{file.name}: {what}"
+    found.findings.append(Finding("corrupt", Severity.ERROR, text, "", (_base(file),), (tensor,), blocks=blocks))
+
+
+def _base(file: TorchFile) -> str:
+    return file.path.rpartition("/")[2]
