@@ -308,7 +308,7 @@ class Machine:
 
     def global_name(self) -> None:
         module, name = self.line(), self.line()
-        self.push_global(str(module, "utf-8", "replace"), str(name, "utf-8", "replace"))
+        self.push_global(str(module, "utf-8", "surrogateescape"), str(name, "utf-8", "surrogateescape"))
 
     def stack_global(self) -> None:
         name, module = text_of(self.stack.pop()), text_of(self.stack.pop())
@@ -373,7 +373,7 @@ class Machine:
 
     def persid(self) -> None:
         self.spend(120)
-        pid = str(self.line(), "utf-8", "replace")
+        pid = str(self.line(), "utf-8", "surrogateescape")
         found = self.persistent(pid) if self.persistent is not None else None
         self.stack.append(Persistent(pid, as_text=True) if found is None or isinstance(found, Persistent) else found)
 

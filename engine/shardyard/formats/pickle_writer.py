@@ -3,7 +3,8 @@
 Every list, dict, tuple and call is memoised as CPython does it, so shared and self-containing objects come back shared, and the
 operations that were done to a call are written in the order in which they were read.  There is no recursion: a list nested
 100,000 deep is written like any other.  Explicit PUTs and no frames keep one code path for all protocols, and torch's
-`weights_only` loader accepts what it writes.
+`weights_only` loader accepts what it writes.  A value that only a later protocol's opcode can express was read from such an
+opcode, so it is written with it whatever the header says, as it was.
 """
 
 from __future__ import annotations
@@ -125,9 +126,8 @@ class _Writer:
             self.fetch(known)
             return
         data = value.encode("utf-8", "surrogatepass")
-        if len(data) > 0xFFFFFFFF:
-            raise UnwritableError("a text of more than 4 GiB")
-        self.out += b"X" + len(data).to_bytes(4, "little") + data
+        n = len(data)
+        self.out += (b"X" + n.to_bytes(4, "little") if n <= 0xFFFFFFFF else b"\x8d" + n.to_bytes(8, "little")) + data
         self.texts[value] = self.put()
 
     def global_name(self, value: Global) -> None:
@@ -136,12 +136,12 @@ class _Writer:
         if known is not None:
             self.fetch(known)
             return
-        if self.protocol >= 4:
+        if _in_lines(value) and (self.protocol < 4 or not _strict(value)):
+            self.out += b"c" + _line(value.module) + _line(value.name)
+        else:
             self.text(value.module)
             self.text(value.name)
             self.out += b"\x93"
-        else:
-            self.out += b"c" + f"{value.module}\n{value.name}\n".encode()
         self.names[key] = self.put()
 
     def byte_value(self, value: object) -> None:
@@ -149,12 +149,8 @@ class _Writer:
             n = len(value.data)
             self.out += (b"U" + bytes([n]) if n < 256 else b"T" + n.to_bytes(4, "little")) + value.data
         elif isinstance(value, bytearray):
-            if self.protocol < 5:
-                raise UnwritableError("a bytearray in a protocol below 5")
             self.out += b"\x96" + len(value).to_bytes(8, "little") + value
         elif isinstance(value, bytes):
-            if self.protocol < 3:
-                raise UnwritableError("bytes in a protocol below 3")
             n = len(value)
             head = b"C" + bytes([n]) if n < 256 else b"B" + n.to_bytes(4, "little")
             self.out += (b"\x8e" + n.to_bytes(8, "little") if n > 0xFFFFFFFF else head) + value
@@ -199,11 +195,14 @@ class _Writer:
             self.out += b"u"
 
     def set_(self, value: Set) -> Iterator[object]:
-        if self.protocol < 4:
-            raise UnwritableError("a set opcode in a protocol below 4")
         if value.frozen:
             self.out += b"("
             yield from value.items
+            if id(value) in self.memo:
+                # An item contains the set: it wrote it already.
+                self.out += b"1"
+                self.fetch(self.memo[id(value)])
+                return
             self.out += b"\x91"
             self.remember(value)
             return
@@ -216,28 +215,30 @@ class _Writer:
         self.out += b"Q"
 
     def text_persistent(self, value: Persistent) -> Iterator[object]:
-        self.out += b"P" + str(value.pid).encode() + b"\n"
+        self.out += b"P" + str(value.pid).encode("utf-8", "surrogateescape") + b"\n"
         yield from ()
 
     def call(self, value: Call) -> Iterator[object]:
-        if value.made_by in ("OBJ", "INST"):
+        grouped = value.made_by in ("OBJ", "INST")
+        by_lines = value.made_by == "INST" and isinstance(value.func, Global) and _in_lines(value.func)
+        parts = [value.args]
+        if grouped:
             self.out += b"("
+            parts = list(value.args) if isinstance(value.args, tuple) else []
+        elif value.made_by == "NEWOBJ_EX":
+            parts = [value.args, value.kwargs]
+        if not by_lines:
             yield value.func
-            yield from value.args if isinstance(value.args, tuple) else ()
-            self.out += b"o"
-        else:
-            yield value.func
-            yield value.args
-            if value.made_by == "NEWOBJ_EX":
-                if self.protocol < 4:
-                    raise UnwritableError("NEWOBJ_EX in a protocol below 4")
-                yield value.kwargs
-            self.out += {"REDUCE": b"R", "NEWOBJ": b"\x81", "NEWOBJ_EX": b"\x92"}[value.made_by]
+        yield from parts
         if id(value) in self.memo:
-            # Its arguments contain it: they wrote it already.
-            self.out += b"0"
+            # Its arguments contain it: they wrote it already, so what was just pushed is dropped.
+            self.out += b"1" if grouped else b"0" * (1 + len(parts))
             self.fetch(self.memo[id(value)])
             return
+        if by_lines and isinstance(value.func, Global):
+            self.out += b"i" + _line(value.func.module) + _line(value.func.name)
+        else:
+            self.out += _MAKERS[value.made_by]
         self.remember(value)
         for kind, payload in value.later:
             yield from self.later(kind, payload)
@@ -264,6 +265,27 @@ class _Writer:
 
     def fetch(self, n: int) -> None:
         self.out += b"h" + bytes([n]) if n < 256 else b"j" + n.to_bytes(4, "little")
+
+
+_MAKERS = {"REDUCE": b"R", "NEWOBJ": b"\x81", "NEWOBJ_EX": b"\x92", "OBJ": b"o", "INST": b"o"}
+
+
+def _in_lines(value: Global) -> bool:
+    """Whether a name can stand in a GLOBAL or INST opcode, which end at a newline."""
+    return "\n" not in value.module and "\n" not in value.name
+
+
+def _strict(value: Global) -> bool:
+    """Whether a name is text; one that was read from bytes that are no UTF-8 is not."""
+    try:
+        f"{value.module}{value.name}".encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _line(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape") + b"\n"
 
 
 def _batches(items: list[T]) -> Iterator[list[T]]:

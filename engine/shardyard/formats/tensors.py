@@ -30,6 +30,8 @@ class StorageRef:
     """(offset, numel) in elements of an old legacy storage view; the tensor's own offset counts from there."""
     inline: bytes | None = None
     """The bytes themselves, where they are inside the pickle (numpy arrays)."""
+    pid: tuple[object, ...] = ()
+    """The persistent id itself, kept where the graph is to be written again."""
 
     @property
     def nbytes(self) -> int:

@@ -21,6 +21,7 @@ from shardyard.formats.tensors import (
     lenient_storage_of,
     storage_of,
 )
+from shardyard.formats.zip_directory import Member, Window
 from shardyard.text import printable
 
 
@@ -29,6 +30,8 @@ class Reading:
     """How a file is read: strictly, or showing what there is; and what its pickles say about storages."""
 
     lenient: bool = False
+    raw: bool = False
+    """Keep every call as it is, for a graph that is to be written again; only storages are recognised."""
     declared: dict[str, StorageRef] = field(default_factory=dict)
     """The first mention of each storage key."""
     mentions: int = 0
@@ -36,7 +39,7 @@ class Reading:
 
     @property
     def collapse(self) -> Mapping[str, Collapse]:
-        return _LENIENT if self.lenient else _STRICT
+        return {} if self.raw else _LENIENT if self.lenient else _STRICT
 
     def persistent(self, prefix: str = "") -> PersistentHook:
         """The hook for persistent ids; `prefix` keeps the keys of a TorchScript archive's constants apart."""
@@ -46,6 +49,8 @@ class Reading:
         def hook(pid: object) -> object:
             value = find(pid)
             if type(value) is StorageRef:
+                if self.raw and isinstance(pid, tuple):
+                    value.pid = pid
                 if prefix:
                     value.key = prefix + value.key
                 declared.setdefault(value.key, value)
@@ -57,6 +62,18 @@ class Reading:
 
 _STRICT: dict[str, Collapse] = {**REBUILDS, **NUMPY}
 _LENIENT: dict[str, Collapse] = {**LENIENT_REBUILDS, **NUMPY}
+
+
+@dataclass(frozen=True, slots=True)
+class ZipParts:
+    """What a zip container holds beside its storages, for writing it again."""
+
+    window: Window
+    root: str
+    """The folder inside the archive, with its slash; may be empty."""
+    alignment: int
+    others: tuple[Member, ...]
+    """Records that are no storages and not the pickle, in the order of the archive."""
 
 
 @dataclass(slots=True)
@@ -81,6 +98,10 @@ class TorchFile:
     reading: Reading = field(default_factory=Reading)
     unusable: dict[str, str] = field(default_factory=dict)
     """Why a storage that the file should have cannot be used, by key, as a sentence."""
+    zip: ZipParts | None = None
+    """Set for files of torch.save in a zip."""
+    prologue: bytes = b""
+    """A legacy file's bytes before its object's pickle."""
     unread: dict[str, int] = field(default_factory=dict)
     """Records (zip) or storages (legacy) that no pickle mentions, with their bytes."""
 

@@ -16,12 +16,15 @@ from shardyard.formats.torch_zip import open_zip
 from shardyard.formats.zip_directory import Window, read_member
 
 
-def open_torch(handles: FileHandles, path: str, window: Window | None = None, *, lenient: bool = False) -> TorchFile:
+def open_torch(
+    handles: FileHandles, path: str, window: Window | None = None, *, lenient: bool = False, raw: bool = False
+) -> TorchFile:
     """Open a torch file, or the part of a file that is one (a DCP slice).
 
     Args:
         lenient: tensors that are malformed become `Broken` leaves, for readers that show what there is; by default they are
             an error, for readers that need every tensor.
+        raw: keep every call as it stands in the pickle, for a graph that is to be written again.
 
     Raises:
         DamagedError: it is no torch file, or it is damaged.
@@ -30,7 +33,7 @@ def open_torch(handles: FileHandles, path: str, window: Window | None = None, *,
         window = Window(path, 0, handles.size(path))
     head = handles.read(path, window.start, min(HEAD, window.nbytes))
     seen = sniff(head, window.nbytes)
-    reading = Reading(lenient)
+    reading = Reading(lenient, raw)
     if seen.content is Content.ZIP:
         return open_zip(handles, window, reading)
     if seen.content is Content.PICKLE:

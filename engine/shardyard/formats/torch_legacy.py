@@ -95,11 +95,13 @@ def open_legacy(handles: FileHandles, window: Window, reading: Reading) -> Torch
         if version != PROTOCOL:
             said = version if isinstance(version, int) else "unknown"
             raise DamagedError(f"{name}: its legacy protocol version {said} is not known.", path=window.path)
+        start = stream.position
         main = stream.load(reading.collapse, reading.persistent())
     except PickleError as error:
         what = "is cut off in its description" if isinstance(error, Truncated) else "cannot be read"
         raise type(error)(f"{name} {what}: {error.message}", code=error.code, path=window.path) from error
     file = TorchFile(window.path, "legacy", main.root, {}, protocol=main.protocol, reading=reading)
+    file.prologue = stream.head[:start]
     if lookup(system, "little_endian") is False:
         said = f"{name} was written on a big-endian machine; its values are little-endian in this format all the same."
         file.findings.append(Finding("unsupported", Severity.INFO, said, paths=(name,)))

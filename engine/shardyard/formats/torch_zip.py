@@ -12,7 +12,7 @@ from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import pickles
 from shardyard.formats.pickles import Dict, Loaded, PickleError
-from shardyard.formats.torch_container import Reading, TorchFile
+from shardyard.formats.torch_container import Reading, TorchFile, ZipParts
 from shardyard.formats.zip_directory import (
     DEFLATED,
     MOST_PICKLE_BYTES,
@@ -83,6 +83,8 @@ class _Archive:
         if file.archive == "torchscript" and root + "constants.pkl" in by_name:
             file.more_roots["constants"] = self.load(file, by_name[root + "constants.pkl"], "constants/").root
             self.add_storages(file, members, root + "constants/", "constants/", alignment)
+        others = tuple(m for m in members if m.name != root + "data.pkl" and not m.name.startswith(root + "data/"))
+        file.zip = ZipParts(self.window, root, alignment, others)
         known = set(_BESIDES) | {f"data/{key}" for key in file.reading.declared} | set(file.reading.declared)
         for member in members:
             inner = member.name[len(root) :] if member.name.startswith(root) else member.name
