@@ -75,7 +75,9 @@ def walk(
         waiting.extendleft(n for n in reversed(below) if not n.link and n.depth <= depth)
         links.extend(n for n in below if n.link and n.depth <= depth)
         too_deep = any(n.depth > MOST_DEPTH for n in below)
-        yield Visit(seen_here, level, (f"{here.path} is {MOST_DEPTH} folders deep; no further.",) if too_deep else ())
+        yield Visit(
+            seen_here, level, (f"{printable(str(here.path))} is {MOST_DEPTH} folders deep; no further.",) if too_deep else ()
+        )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

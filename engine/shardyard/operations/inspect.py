@@ -33,6 +33,8 @@ class Report(TypedDict):
     path: str
     checkpoints: list[Json]
     other: dict[str, int]
+    problems: list[str]
+    """Sentences about places that could not be looked at."""
 
 
 def report(
@@ -52,7 +54,8 @@ def report(
     given = [Path(os.path.abspath(p)) for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
     context = context or Context()
     asked = _Asked(given, tensors or hashes, hashes, deep, tag, context)
-    candidates, others = _candidates(given, context)
+    problems: list[str] = []
+    candidates, others = _candidates(given, context, problems)
     found = []
     for candidate in candidates:
         context.check()
@@ -67,10 +70,11 @@ def report(
         path=str(root),
         checkpoints=found,
         other={"files": len(others), "bytes": sum(others)},
+        problems=problems,
     )
 
 
-def _candidates(given: Sequence[Path], context: Context) -> tuple[list[Candidate], list[int]]:
+def _candidates(given: Sequence[Path], context: Context, problems: list[str]) -> tuple[list[Candidate], list[int]]:
     """The checkpoints asked for, and the sizes of the files that belong to none."""
     if len(given) != 1 or not given[0].is_dir():
         return [discover.find(given)], []
@@ -82,6 +86,7 @@ def _candidates(given: Sequence[Path], context: Context) -> tuple[list[Candidate
     others: list[int] = []
     for visit in discover.walk(folder, cancelled=context.cancelled):
         found.extend(visit.look.candidates)
+        problems.extend((*visit.look.problems, *visit.problems))
         others.extend(_other_sizes(visit))
     return found, others
 

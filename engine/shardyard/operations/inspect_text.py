@@ -27,6 +27,8 @@ def lines(found: Report) -> list[str]:
             text.append("")
         text.extend(_checkpoint(checkpoint, given))
     other = found["other"]
+    for problem in found["problems"]:
+        text.extend(_wrapped(f"note: {problem}", ""))
     if not found["checkpoints"]:
         text.append(f"There is no checkpoint in {printable(found['path'])}.")
     if other["files"]:
