@@ -15,6 +15,7 @@ from pathlib import Path
 from shardyard.discover.look import Look, look
 from shardyard.formats.candidate import Candidate
 from shardyard.formats.folder import Folder
+from shardyard.text import printable
 
 MOST_FOLDERS = 200_000
 MOST_DEPTH = 400
@@ -75,9 +76,8 @@ def walk(
         waiting.extendleft(n for n in reversed(below) if not n.link and n.depth <= depth)
         links.extend(n for n in below if n.link and n.depth <= depth)
         too_deep = any(n.depth > MOST_DEPTH for n in below)
-        yield Visit(
-            seen_here, level, (f"{printable(str(here.path))} is {MOST_DEPTH} folders deep; no further.",) if too_deep else ()
-        )
+        told = f"{printable(str(here.path))} is {MOST_DEPTH} folders deep; no further."
+        yield Visit(seen_here, level, (told,) if too_deep else ())
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
