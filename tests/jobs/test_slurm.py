@@ -273,7 +273,7 @@ def test_one_question_covers_all_jobs_and_the_gaps_grow(tmp_path: Path, monkeypa
     wait_for(lambda: all("BeginTime" in slurm.describe(j) or slurm.refresh(jobs, now=True) for j in jobs), 20)
     asked: list[str] = []
     run = slurm._run
-    monkeypatch.setattr(slurm, "_run", lambda command: (asked.append(command[0]), run(command))[1])
+    monkeypatch.setattr(slurm, "_run", lambda command, *rest: (asked.append(command[0]), run(command, *rest))[1])
     clock = [1000.0]
     monkeypatch.setattr(slurm.time, "monotonic", lambda: clock[0])
     slurm._clock.reset()

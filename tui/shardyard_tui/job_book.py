@@ -37,6 +37,7 @@ class JobBook:
     def jobs(self) -> list[JobView]:
         """All jobs, the newest first."""
         found = store.jobs()
+        store.refresh(found)
         return [self._view(job) for job in found]
 
     def events(self, job: str, offset: Mapping[str, int]) -> tuple[list[Document], Mapping[str, int]]:
@@ -111,7 +112,7 @@ class JobBook:
             host=owner.host if owner else "",
             pid=owner.pid if owner else 0,
             folder=str(job.folder),
-            slurm="" if job.spec.slurm is None else "slurm",
+            slurm="" if job.spec.slurm is None else job.where(),
         )
         tail.ended = view if outcome is not None else None
         return view

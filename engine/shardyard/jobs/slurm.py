@@ -23,6 +23,8 @@ from shardyard.jobs.store import Job, State, read_json, write_json
 from shardyard.text import printable
 
 FIRST_GAP_S, LONGEST_GAP_S = 2.0, 60.0
+ASKING_S = 10.0
+"""A controller that does not answer must not hold up whoever looks at the list."""
 GONE = "GONE"
 """Our word for a job that Slurm has forgotten."""
 
@@ -174,7 +176,7 @@ def refresh(jobs: Iterable[Job], *, now: bool = False) -> None:
 
 def _ask(numbers: Sequence[str]) -> dict[str, dict[str, str]] | None:
     """What Slurm says of each job; None when it does not answer."""
-    done = _run(["squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", "--format=%i|%T|%r|%N|%S"])
+    done = _run(["squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", "--format=%i|%T|%r|%N|%S"], ASKING_S)
     if done.returncode != 0:
         return None
     found: dict[str, dict[str, str]] = {}
@@ -191,9 +193,8 @@ def _ask(numbers: Sequence[str]) -> dict[str, dict[str, str]] | None:
 
 def _accounted(numbers: Sequence[str]) -> dict[str, dict[str, str]]:
     """The same from the accounting, where the site has one."""
-    done = _run(
-        ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(numbers)}", "--format=JobID,State,NodeList"]
-    )
+    question = ["--noheader", "--parsable2", "--allocations", f"--jobs={','.join(numbers)}", "--format=JobID,State,NodeList"]
+    done = _run(["sacct", *question], ASKING_S)
     rows = [line.split("|") for line in done.stdout.splitlines()] if done.returncode == 0 else []
     return {row[0]: {"state": row[1].split()[0], "reason": "", "node": row[2]} for row in rows if len(row) == 3 and row[1]}
 
@@ -211,12 +212,18 @@ def cancel(job: Job) -> None:
     _clock.reset()
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], patience_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     # Within a Slurm job, its own variables would be taken for settings of the new one.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_") or k in ("SLURM_CONF", "SLURM_CLUSTERS")}
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=60, stdin=subprocess.DEVNULL, env=environment
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=patience_s,
+            stdin=subprocess.DEVNULL,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", f"{command[0]} does not answer ({type(error).__name__})")

@@ -114,7 +114,8 @@ class JobScreen(Page):
         lines += [(), *self._limits(progress, width)]
         if self.job.out:
             lines += fact("Output", self.job.out, width)
-        runs_on = f"{self.job.host}, process {self.job.pid}" if self.job.pid else "Slurm" if self.job.slurm else "not started"
+        here = f"{self.job.host}, process {self.job.pid}" if self.job.pid else "not started"
+        runs_on = self.job.slurm or here
         lines += fact("Runs on", runs_on, width, "dim")
         lines += fact("Folder", self.job.folder, width, "dim")
         return lines
