@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,10 +18,11 @@ from shardyard.findings import Blocks
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
 from shardyard.formats.folder import Folder
+from shardyard.formats.pickles import Dict
 from shardyard.formats.torch_writer import write_torch
 from support.sparse_deepspeed import shapes_70b, zero3
 from support.truth import differences
-from support.zero_runs import ZeroRun, dictionary, scaler
+from support.zero_runs import ZeroRun, dictionary, flat, scaler
 
 GROUPS: list[dict[str, tuple[int, ...]]] = [{"a.weight": (7, 5), "b.weight": (3,), "c.weight": (1,)}, {"a.bias": (11,), "d": ()}]
 
@@ -72,7 +75,7 @@ def runs(draw: st.DrawFn) -> ZeroRun:
     return run
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(runs())
 def test_any_run_is_rebuilt(run: ZeroRun) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -288,3 +291,88 @@ def test_progress_is_told_and_opening_can_be_cancelled(tmp_path: Path) -> None:
     assert [done for _, done, _ in seen] == list(range(6)) and seen[-1][2] == 6
     with pytest.raises(Cancelled):
         open_root(tmp_path, options=OpenOptions(cancelled=lambda: len(seen) > 0))
+
+
+@pytest.mark.parametrize("intervals", [1, 2, 3])
+def test_stage_1_of_0_3_16_interleaves_communication_intervals(intervals: int, tmp_path: Path) -> None:
+    world, numel = 2, 23
+    run = ZeroRun(1, world, [{"x": (numel,)}], records_shared=False, prefix="", intervals=intervals)
+    per = -(-numel // (world * intervals))
+    vector = run.values["x"]
+    pieces = [[vector[(i * world + r) * per : (i * world + r + 1) * per] for i in range(intervals)] for r in range(world)]
+    tag = run.write(tmp_path)
+    for rank in range(world):
+        root = run._optimizer_file([np.zeros(0, np.float32)], rank)
+        state = root.pairs[0][1]
+        assert isinstance(state, Dict)
+        state.pairs.append(("local_sub_partitions_of_fp32_groups", [[flat(p) for p in pieces[rank]]]))
+        write_torch(tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt", root)
+    options = OpenOptions()
+    found = open_root(tmp_path, options=options)
+    assert found.mergeable, found.findings
+    assert differences(found.tensors, run.answers(), options.handles) == []
+
+
+JUNK: list[object] = [
+    None,
+    0,
+    -1,
+    1 << 70,
+    "x",
+    b"x",
+    [],
+    [None],
+    [[]],
+    [-1],
+    (1, "2"),
+    1.5,
+    True,
+    dictionary(),
+    dictionary(a=None),
+]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_nothing_in_a_file_makes_the_reader_stumble_or_believe(stage: int, tmp_path: Path) -> None:
+    run = ZeroRun(stage, 2, GROUPS, frozen={"f": (5,)}, buffers={"positions": (3,)}, aliases={"tied": "d"})
+    tag = run.write(tmp_path)
+    truth, options = run.answers(), OpenOptions()
+    for file, make, key in junk_places(run):
+        for junk in JUNK:
+            root = make()
+            spoil(root, key, junk)
+            write_torch(tag / file, root)
+            found = open_root(tmp_path, options=options)
+            whole = {n: t for n, t in found.tensors.items() if t.layout is not None}
+            wrong = [d for d in differences(whole, truth, options.handles) if not d.startswith("missing")]
+            assert not found.mergeable or not wrong, (file, key, junk, wrong)
+            for part in found.parts.values():
+                assert isinstance(part.tensors, dict)
+        write_torch(tag / file, make())
+
+
+def junk_places(run: ZeroRun) -> list[tuple[str, Callable[[], Dict], str]]:
+    """(file, how to make it, key) of all that can be spoilt."""
+    parts = run._columns() if run.stage == 3 else run._partitions()
+    model = "mp_rank_00_model_states.pt" if run.stage < 3 else "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    found: list[tuple[str, Callable[[], Dict], str]] = []
+    for key, _ in run._model_file(0, 7).pairs:
+        found.append((model, lambda: run._model_file(0, 7), str(key)))
+
+    def optimizer() -> Dict:
+        return run._optimizer_file([p[1] for p in parts], 1)
+
+    state = optimizer().pairs[0][1]
+    assert isinstance(state, Dict)
+    name = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    return found + [(name, optimizer, key) for key in ["", *(str(k) for k, _ in state.pairs)]]
+
+
+def spoil(root: Dict, key: str, junk: object) -> None:
+    """Give a key of the file, or of the optimizer state in it, another value."""
+    inner = root.pairs[0][1]
+    if root.pairs[0][0] == "optimizer_state_dict" and key:
+        assert isinstance(inner, Dict)
+        inner.pairs[:] = [(k, junk if k == key else v) for k, v in inner.pairs]
+    else:
+        root.pairs[:] = [(k, junk if k in (key, "optimizer_state_dict") else v) for k, v in root.pairs]

@@ -51,6 +51,8 @@ class ZeroRun:
     stores_padding: bool = True
     shapes_in_optimizer: bool = False
     records_shared: bool = True
+    intervals: int = 0
+    """Stage 1 of 0.3.16: communication intervals, each cut over all ranks."""
     module_order: list[str] | None = None
     """The order of names under `module`, where it is not that of the groups."""
     prefix: str = "bf16_"
@@ -152,7 +154,11 @@ class ZeroRun:
         state = dictionary(overflow=False)
         if not self.keeps_padding:
             state.pairs.append(("zero_stage", stage))
-        if self.stage == 3:
+        if self.intervals:
+            pieces = [[flat(v) for v in np.array_split(vector, self.intervals)] for vector in vectors]
+            fields = {"partition_count": self.world, "local_sub_partitions_of_fp32_groups": pieces}
+            fields |= {"num_comm_intervals_per_group": [self.intervals] * len(vectors)}
+        elif self.stage == 3:
             fields = {"partition_count": self.world, "optimizer_state_dict": base, "fp32_flat_groups": flats}
         else:
             fields = {"partition_count": [self.world] * len(self.groups), "base_optimizer_state": base}

@@ -42,11 +42,11 @@ def flat_vector(file: TorchFile, value: object, what: str) -> FlatVector:
     """A stored tensor as a flat vector.
 
     Raises:
-        DamagedError: it is no contiguous one-dimensional tensor of floats, or leaves its storage.
+        DamagedError: it is no contiguous one-dimensional tensor, or leaves its storage.
     """
     name = printable(file.path.rsplit("/", 1)[-1])
-    if not isinstance(value, TensorValue) or len(value.shape) > 1 or not value.dtype.castable:
-        raise layout_error(f"{name}: {what} is not a flat vector of floats.", file.path)
+    if not isinstance(value, TensorValue) or len(value.shape) > 1:
+        raise layout_error(f"{name}: {what} is not a flat vector.", file.path)
     numel = math.prod(value.shape)
     if numel == 0:
         return FlatVector(Record(file.path, 0, 0), 0, 0, value.dtype)

@@ -102,7 +102,9 @@ def report_left_out(reading: Reading, model: ModelFile, stage: int) -> None:
 
 
 def _gaps(names: Sequence[str], modules: Sequence[str]) -> list[str]:
-    """Modules that seem to lack parameters: a bias without a weight, or less than the same module has in other layers."""
+    """Modules that seem to lack parameters: a bias without a weight, an adapter's base layer without any, or less than the same
+    module has in other layers.
+    """
     members: dict[str, set[str]] = defaultdict(set)
     for name in names:
         path, _, leaf = name.rpartition(".")
@@ -115,5 +117,6 @@ def _gaps(names: Sequence[str], modules: Sequence[str]) -> list[str]:
         path
         for path in named
         if ("bias" in members.get(path, set()) and "weight" not in members[path])
+        or (path.endswith(".base_layer") and path not in members)
         or alike[re.sub(r"\d+", "#", path)] - members.get(path, set())
     ]

@@ -6,17 +6,19 @@ optimizer files.  The user's client state is merged into the same dict: any othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardyard.errors import DamagedError
 from shardyard.formats.deepspeed.flat import Shape, layout_error
+from shardyard.formats.deepspeed.state_dicts import read_state_dict
 from shardyard.formats.pickles import integers, lookup, pairs, sequence
 from shardyard.formats.tensors import TensorValue
 from shardyard.formats.torch_file import TorchFile
 from shardyard.text import printable
 
 Shapes = dict[str, Shape]
+MOST_RANKS = 1 << 16
+"""More than any run has; files that claim more are not believed."""
 
 
 @dataclass(slots=True)
@@ -27,6 +29,8 @@ class ModelFile:
     name: str
     module: dict[str, TensorValue]
     """The state dict in module order: real weights at stages 0 to 2, placeholders and buffers at stage 3."""
+    odd: dict[str, str]
+    """Names in it that are no plain tensors, with what they are."""
     module_stored: bool
     """False for pipelines, whose weights are in layer files."""
     modules: tuple[str, ...]
@@ -69,26 +73,24 @@ class Settings:
     """AutoEP replaced the model's experts by its own layers."""
 
 
-_READ = frozenset(
-    [
-        "module",
-        "buffer_names",
-        "param_shapes",
-        "frozen_param_shapes",
-        "frozen_param_fragments",
-        "shared_params",
-        "optimizer",
-        "ds_version",
-        "global_steps",
-        "dp_world_size",
-        "mp_world_size",
-        "checkpoint_parallel_dimensions",
-        "ds_config",
-        "num_experts",
-        "ds_autoep_layers",
-        "autoep_layers",
-    ]
-)
+_READ = {
+    "module",
+    "buffer_names",
+    "param_shapes",
+    "frozen_param_shapes",
+    "frozen_param_fragments",
+    "shared_params",
+    "optimizer",
+    "ds_version",
+    "global_steps",
+    "dp_world_size",
+    "mp_world_size",
+    "checkpoint_parallel_dimensions",
+    "ds_config",
+    "num_experts",
+    "ds_autoep_layers",
+    "autoep_layers",
+}
 
 
 def read_model_file(file: TorchFile) -> ModelFile:
@@ -99,21 +101,20 @@ def read_model_file(file: TorchFile) -> ModelFile:
     """
     name = file.path.rsplit("/", 1)[-1]
     root = _top(file, name)
-    module, stored = state_dict(root.get("module"), file)
-    fragments, _ = state_dict(root.get("frozen_param_fragments"), file)
-    metadata = getattr_metadata(root.get("module"))
-    buffers = sequence(root["buffer_names"]) if "buffer_names" in root and root["buffer_names"] is not None else None
+    module = read_state_dict(root.get("module"), file)
+    buffers = sequence(root.get("buffer_names"))
     return ModelFile(
         file,
         name,
-        module,
-        stored,
-        metadata,
+        module.tensors,
+        module.odd,
+        module.stored,
+        module.modules,
         tuple(b for b in buffers if isinstance(b, str)) if buffers is not None else None,
         shape_groups(root.get("param_shapes"), file),
         "frozen_param_shapes" in root,
         _shapes(root["frozen_param_shapes"], file) if root.get("frozen_param_shapes") is not None else None,
-        fragments,
+        read_state_dict(root.get("frozen_param_fragments"), file).tensors,
         _shared(root.get("shared_params"), file),
         _settings(root),
         root.get("optimizer"),
@@ -126,41 +127,6 @@ def _top(file: TorchFile, name: str) -> dict[str, object]:
     if found is None:
         raise layout_error(f"{printable(name)} is no model file of DeepSpeed: it holds no dict.", file.path)
     return {k: v for k, v in found if isinstance(k, str)}
-
-
-def state_dict(value: object, file: TorchFile) -> tuple[dict[str, TensorValue], bool]:
-    """Names to tensors, nested dicts (Megatron) joined with dots, and whether there was a dict at all.
-
-    Raises:
-        DamagedError: one name stands twice.
-    """
-    found: dict[str, TensorValue] = {}
-    items = pairs(value)
-    if items is None:
-        return found, False
-    stack = [("", items)]
-    while stack:
-        path, items = stack.pop()
-        nested = []
-        for key, item in items:
-            name = f"{path}{key}" if isinstance(key, (str, int)) else ""
-            if isinstance(item, TensorValue):
-                if name in found or not name:
-                    raise layout_error(f"{printable(file.path.rsplit('/', 1)[-1])} has {printable(name, 80)} twice.", file.path)
-                found[name] = item
-            else:
-                inner = pairs(item)
-                if inner is not None and name and len(name) < 4096:
-                    nested.append((f"{name}.", inner))
-        stack.extend(reversed(nested))
-    return found, True
-
-
-def getattr_metadata(module: object) -> tuple[str, ...]:
-    """Module paths of a state dict's `_metadata` attribute."""
-    from shardyard.formats.pickles import attribute
-
-    return tuple(k for k, _ in pairs(attribute(module, "_metadata")) or () if isinstance(k, str))
 
 
 def shape_groups(value: object, file: TorchFile) -> list[Shapes] | None:
@@ -217,7 +183,7 @@ def _settings(root: Mapping[str, object]) -> Settings:
     version = root.get("ds_version")
     return Settings(
         version if isinstance(version, str) else None,
-        _number(root.get("global_steps")),
+        _number(root.get("global_steps"), 1 << 60),
         _number(root.get("dp_world_size")),
         _number(root.get("mp_world_size")),
         _number(lookup(dims, "pp_degree")),
@@ -226,28 +192,11 @@ def _settings(root: Mapping[str, object]) -> Settings:
         lookup(zero, "round_robin_gradients") is True,
         lookup(lookup(config, "bf16") or lookup(config, "bfloat16"), "enabled") is True,
         _number(lookup(zero, "mics_shard_size")) or 0,
-        integers(root.get("num_experts")) or (),
+        tuple(n for n in integers(root.get("num_experts")) or () if 0 < n <= MOST_RANKS),
         any(root.get(key) is not None for key in ("ds_autoep_layers", "autoep_layers")),
     )
 
 
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def names_of(groups: Sequence[Shapes]) -> list[str]:
-    """All parameter names in the order of the flat vectors."""
-    return [name for group in groups for name in group]
-
-
-__all__ = [
-    "DamagedError",
-    "ModelFile",
-    "Settings",
-    "Shapes",
-    "names_of",
-    "read_model_file",
-    "shape_groups",
-    "single_dict",
-    "state_dict",
-]
+def _number(value: object, most: int = MOST_RANKS) -> int | None:
+    """A count that can be meant; what a file claims is never a loop's length unchecked."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None

@@ -13,9 +13,10 @@ from dataclasses import replace
 from shardyard.checkpoint import Role, Tensor
 from shardyard.errors import DamagedError
 from shardyard.formats.deepspeed.flat import layout_error
-from shardyard.formats.deepspeed.model_file import ModelFile, Shapes, state_dict
+from shardyard.formats.deepspeed.model_file import ModelFile, Shapes
 from shardyard.formats.deepspeed.names import FileKind, StepFile
 from shardyard.formats.deepspeed.reading import Reading, listed
+from shardyard.formats.deepspeed.state_dicts import read_state_dict
 from shardyard.formats.deepspeed.step import Step
 from shardyard.formats.deepspeed.weights import Stored
 from shardyard.formats.deepspeed.zero import Rename
@@ -65,8 +66,7 @@ def read_experts(reading: Reading, files: Sequence[StepFile]) -> dict[str, Tenso
         if opened is None:
             continue
         try:
-            values, _ = state_dict(opened.root, opened)
-            for name, value in values.items():
+            for name, value in read_state_dict(opened.root, opened).tensors.items():
                 if name in found:
                     raise layout_error(f"{printable(file.name)} has {printable(name, 80)}, as another file has.", opened.path)
                 found[name] = opened.tensor(name, value)

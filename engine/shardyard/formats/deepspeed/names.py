@@ -48,22 +48,30 @@ class StepFile:
         return self.entry.name
 
 
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.ASCII)
+
+
 _PATTERNS = (
-    (FileKind.MODEL, re.compile(r"mp_rank_(?P<model_rank>\d+)_model_states\.pt")),
+    (FileKind.MODEL, _pattern(r"mp_rank_(?P<model_rank>\d{1,5})_model_states\.pt")),
     (
         FileKind.ZERO_MODEL,
-        re.compile(r"(?P<prefix>|bf16_|fp16_)zero_pp_rank_(?P<data_rank>\d+)_mp_rank_(?P<model_rank>\d+)_model_states\.pt"),
+        re.compile(
+            r"(?P<prefix>|bf16_|fp16_)zero_pp_rank_(?P<data_rank>\d{1,5})_mp_rank_(?P<model_rank>\d{1,5})_model_states\.pt"
+        ),
     ),
     (
         FileKind.OPTIMIZER,
-        re.compile(r"(?P<prefix>|bf16_|fp16_)zero_pp_rank_(?P<data_rank>\d+)_mp_rank_(?P<model_rank>\d+)_?optim_states\.pt"),
+        re.compile(
+            r"(?P<prefix>|bf16_|fp16_)zero_pp_rank_(?P<data_rank>\d{1,5})_mp_rank_(?P<model_rank>\d{1,5})_?optim_states\.pt"
+        ),
     ),
-    (FileKind.LAYER, re.compile(r"layer_(?P<layer>\d+)(?:-model_(?P<model_rank>\d+))?-model_states\.pt")),
+    (FileKind.LAYER, _pattern(r"layer_(?P<layer>\d{1,5})(?:-model_(?P<model_rank>\d{1,5}))?-model_states\.pt")),
     (
         FileKind.EXPERT,
-        re.compile(r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<model_rank>\d+)_model_states\.pt"),
+        _pattern(r"(?:layer_(?P<layer>\d{1,5})_)?expert_(?P<expert>\d{1,5})_mp_rank_(?P<model_rank>\d{1,5})_model_states\.pt"),
     ),
-    (FileKind.EXPERT_OPTIMIZER, re.compile(r"expp_rank_(?P<data_rank>\d+)_mp_rank_(?P<model_rank>\d+)_optim_states\.pt")),
+    (FileKind.EXPERT_OPTIMIZER, _pattern(r"expp_rank_(?P<data_rank>\d{1,5})_mp_rank_(?P<model_rank>\d{1,5})_optim_states\.pt")),
 )
 
 

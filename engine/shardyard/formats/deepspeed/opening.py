@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, StoredObject, Usage
-from shardyard.errors import UnsupportedError, UsageError
+from shardyard.errors import DamagedError, UnsupportedError, UsageError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import pipeline, split, universal, unsharded, zero_step
@@ -37,10 +37,13 @@ def open_step(folder: Folder, options: OpenOptions, prefix: str = "") -> Step:
     reading = Reading(options, prefix, to_read=len(files.of(FileKind.OPTIMIZER)) + len(files.of(FileKind.LAYER)) + 1)
     step = Step(files, reading)
     _report_copies(step, folder)
-    if files.universal:
-        universal.fill(step)
-    else:
-        _fill(step)
+    try:
+        if files.universal:
+            universal.fill(step)
+        else:
+            _fill(step)
+    except DamagedError as error:
+        reading.refuse(error)
     return step
 
 
@@ -57,7 +60,7 @@ def _fill(step: Step) -> None:
     note = split.reason(step, models)
     if note:
         split.fill(step, models, note)
-    elif step.files.of(FileKind.LAYER) or any(not m.module_stored for m in models.values()):
+    elif _is_pipeline(step, models):
         pipeline.fill(step, models)
     elif step.model is not None and _is_stage_0(step, step.model):
         unsharded.fill(step, step.model)
@@ -65,6 +68,12 @@ def _fill(step: Step) -> None:
         zero_step.fill(step, step.model)
     if not note and step.kind is not CheckpointKind.PIPELINE:
         _report_other_ranks(step)
+
+
+def _is_pipeline(step: Step, models: dict[int, ModelFile]) -> bool:
+    """By its layer files, or where these are lost, by model files without weights from several stages."""
+    stages = (max(m.settings.pipeline_stages or 1, m.settings.model_ranks or 1) for m in models.values() if not m.module_stored)
+    return bool(step.files.of(FileKind.LAYER)) or max(stages, default=1) > 1
 
 
 def _is_stage_0(step: Step, model: ModelFile) -> bool:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from shardyard.formats.deepspeed.flat import FlatVector, flat_vector, layout_error
-from shardyard.formats.deepspeed.model_file import Shapes, shape_groups, single_dict
+from shardyard.formats.deepspeed.model_file import MOST_RANKS, Shapes, shape_groups, single_dict
 from shardyard.formats.pickles import Call, integers, lookup, pairs, sequence
 from shardyard.formats.torch_file import TorchFile
 from shardyard.text import printable
@@ -75,7 +75,6 @@ _LAYOUT = re.compile(
     r"pad|partition|slice|shape|align|order|shard|fragment|offset|mapping|layout|group|interval|stride|permut|chunk|split|robin"
     r"|fp32|fp16|bf16|bit16|flat|master"
 )
-MOST_RANKS = 1 << 20
 
 
 def read_optimizer_file(file: TorchFile) -> OptimizerFile:
@@ -138,14 +137,21 @@ def _groups(file: TorchFile, fields: dict[str, object], name: str) -> list[list[
     for key in ("fp32_flat_groups", "single_partition_of_fp32_groups"):
         if key in fields:
             values = _list(fields[key], key, name, file)
-            return [[flat_vector(file, v, f"{key}[{i}]")] for i, v in enumerate(values)]
+            return [[_master(file, v, f"{key}[{i}]", name)] for i, v in enumerate(values)]
     key = "local_sub_partitions_of_fp32_groups"
     if key not in fields:
         raise layout_error(f"{name} holds no masters that are known here.", file.path)
     return [
-        [flat_vector(file, v, f"{key}[{i}][{j}]") for j, v in enumerate(_list(pieces, key, name, file))]
+        [_master(file, v, f"{key}[{i}][{j}]", name) for j, v in enumerate(_list(pieces, key, name, file))]
         for i, pieces in enumerate(_list(fields[key], key, name, file))
     ]
+
+
+def _master(file: TorchFile, value: object, what: str, name: str) -> FlatVector:
+    vector = flat_vector(file, value, what)
+    if not vector.dtype.castable:
+        raise layout_error(f"{name}: {what} holds {vector.dtype.name}, and masters are floats.", file.path)
+    return vector
 
 
 def _list(value: object, what: str, name: str, file: TorchFile) -> list[object]:

@@ -15,11 +15,12 @@ from shardyard.checkpoint import CheckpointKind, Role, Tensor, Tie
 from shardyard.errors import DamagedError
 from shardyard.formats.deepspeed import frozen
 from shardyard.formats.deepspeed.flat import layout_error
-from shardyard.formats.deepspeed.model_file import ModelFile, state_dict
+from shardyard.formats.deepspeed.model_file import ModelFile
 from shardyard.formats.deepspeed.moments import moments
 from shardyard.formats.deepspeed.names import FileKind
 from shardyard.formats.deepspeed.ranks import load_ranks
 from shardyard.formats.deepspeed.reading import are, listed, numbered
+from shardyard.formats.deepspeed.state_dicts import read_state_dict
 from shardyard.formats.deepspeed.step import Step
 from shardyard.formats.deepspeed.weights import Stored, assemble, same_views
 from shardyard.formats.deepspeed.zero_step import rebuild
@@ -42,8 +43,8 @@ def fill(step: Step, models: dict[int, ModelFile]) -> None:
         masters = _masters(step, models, stages)
         data_ranks = max((r.world for r in step.rank_sets), default=data_ranks)
         _report_missing_layers(step, layers, masters)
-        stored = stored_layers(models, layers, masters)
         try:
+            stored = stored_layers(models, layers, masters)
             weights = assemble(reading, stored, masters)
             step.ties = weights.ties
             step.add_part("masters", weights.tensors, model=True)
@@ -83,7 +84,7 @@ def read_layers(step: Step) -> Layers:
         if opened is None:
             continue
         try:
-            values, _ = state_dict(opened.root, opened)
+            values = read_state_dict(opened.root, opened).tensors
             found[file.layer] = {n: opened.tensor(f"{file.layer}.{n}", v) for n, v in values.items()}
         except DamagedError as error:
             step.reading.refuse(error, file.name)
@@ -119,7 +120,11 @@ def _masters(step: Step, models: dict[int, ModelFile], stages: Iterable[int]) ->
 
 
 def stored_layers(models: dict[int, ModelFile], layers: Layers, masters: dict[str, Tensor]) -> Stored:
-    """The layer files' tensors under the names that the whole module gives them."""
+    """The layer files' tensors under the names that the whole module gives them.
+
+    Raises:
+        DamagedError: a recorded frozen weight has no data.
+    """
     path = next((m.file.path for m in models.values()), "")
     buffers = {b for m in models.values() for b in m.buffers or ()}
     tied: dict[str, list[str]] = {}

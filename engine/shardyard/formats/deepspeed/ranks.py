@@ -107,15 +107,15 @@ def _report_stale(reading: Reading, opened: dict[int, OptimizerFile | None], nam
 
 
 def _one_prefix(reading: Reading, files: Sequence[StepFile], *, bf16: bool) -> list[StepFile]:
-    """The files, one a rank: where a rank is there with and without the prefix, the kind that the run's config wants."""
-    ranks = Counter(f.data_rank for f in files)
-    if not any(count > 1 for count in ranks.values()):
+    """The files of one prefix: a run writes all of its files with or all without `bf16_`, as its config says."""
+    prefixes = {f.prefix for f in files}
+    if len(prefixes) < 2:
         return list(files)
-    wanted = "bf16_" if bf16 else ""
-    kept = {f.data_rank: f for f in files if f.prefix == wanted} or {f.data_rank: f for f in reversed(files)}
-    others = [f.name for f in files if kept.get(f.data_rank) is not f]
-    reading.left_over(f"{listed(others)} {are(others)} of another run than {listed([f.name for f in kept.values()])}.", others)
-    return [kept[r] for r in sorted(kept)]
+    wanted = "bf16_" if bf16 and "bf16_" in prefixes else "" if "" in prefixes else min(prefixes)
+    kept = [f for f in files if f.prefix == wanted]
+    others = [f.name for f in files if f.prefix != wanted]
+    reading.left_over(f"{listed(others)} {are(others)} of another run than {listed([f.name for f in kept])}.", others)
+    return kept
 
 
 def check_model_files(reading: Reading, files: Sequence[StepFile], world: int) -> None:

@@ -6,7 +6,7 @@ A damaged file is one finding and the rest goes on; `Blocks` tells whether a mer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 
 from shardyard.checkpoint import FileEntry
@@ -97,7 +97,7 @@ class Reading:
         return FileEntry(self.prefix + entry.name, entry.nbytes, role)
 
 
-def are(things: Sequence[object]) -> str:
+def are(things: Sized) -> str:
     """`is` or `are`."""
     return "is" if len(things) == 1 else "are"
 

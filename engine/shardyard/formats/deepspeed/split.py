@@ -12,9 +12,10 @@ from shardyard.checkpoint import CheckpointKind, Tensor
 from shardyard.errors import DamagedError
 from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed import unsharded, zero_step
-from shardyard.formats.deepspeed.model_file import ModelFile, state_dict
+from shardyard.formats.deepspeed.model_file import ModelFile
 from shardyard.formats.deepspeed.names import FileKind, StepFiles
 from shardyard.formats.deepspeed.reading import listed, numbered
+from shardyard.formats.deepspeed.state_dicts import read_state_dict
 from shardyard.formats.deepspeed.step import Step
 
 
@@ -100,7 +101,7 @@ def _bare(step: Step) -> dict[str, Tensor]:
         if opened is None:
             continue
         try:
-            values, _ = state_dict(opened.root, opened)
+            values = read_state_dict(opened.root, opened).tensors
             head = file.name.removesuffix("_model_states.pt").removesuffix("-model_states.pt")
             found |= {f"{head}/{n}": opened.tensor(f"{head}/{n}", v) for n, v in values.items()}
         except DamagedError as error:

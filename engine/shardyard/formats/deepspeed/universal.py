@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from shardyard.checkpoint import CheckpointKind, FileEntry, OneRun, Part, Role, Tensor
+from shardyard.checkpoint import CheckpointKind, FileEntry, OneRun, Role, Tensor
 from shardyard.errors import DamagedError
 from shardyard.findings import Blocks, Severity
-from shardyard.formats.deepspeed import frozen
+from shardyard.formats.deepspeed import frozen, split
 from shardyard.formats.deepspeed.flat import Shape, layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile
 from shardyard.formats.deepspeed.names import FileKind
+from shardyard.formats.deepspeed.reading import listed
 from shardyard.formats.deepspeed.step import Step, read_models
 from shardyard.formats.deepspeed.weights import Stored, assemble
+from shardyard.formats.deepspeed.zero import unknown
 from shardyard.formats.deepspeed.zero_step import stored_names
 from shardyard.formats.folder import Entry, Folder
 from shardyard.formats.pickles import lookup
@@ -33,9 +35,9 @@ def fill(step: Step) -> None:
     reading = step.reading
     step.kind = CheckpointKind.UNIVERSAL
     stage_3 = bool(step.files.of(FileKind.ZERO_MODEL))
-    files = step.files.of(FileKind.ZERO_MODEL if stage_3 else FileKind.MODEL)
-    models = read_models(step, files)
+    models = read_models(step, step.files.of(FileKind.ZERO_MODEL if stage_3 else FileKind.MODEL))
     model = step.model = models[min(models)] if models else None
+    stored, wanted = Stored("", {}, None), dict[str, Shape]()
     if model is None:
         reading.add(
             "missing-metadata",
@@ -44,29 +46,34 @@ def fill(step: Step) -> None:
             "Copy the model file of the step that this folder was made from.",
             blocks=Blocks.MERGE,
         )
-        stored = Stored("", {}, None)
     else:
-        step.world = model.settings.data_ranks
+        step.world = (model.settings.data_ranks or 1) * max(1, model.settings.model_ranks or 1)
         stored = _stored(step, model, models, stage_3=stage_3)
+        wanted = _wanted([model] if stage_3 else list(models.values()))
+        if not stage_3 and split.tensor_parallel(step, models) > 1:
+            # The converter joined the pieces; what the model files hold are pieces still, but for buffers.
+            wanted = {}
+            stored.names = {n: t for n, t in stored.names.items() if stored.buffers and n in stored.buffers}
+            stored.frozen = {}
         _refuse_round_robin(step, model)
-    wanted = _wanted(model)
-    tensors, entries = _masters(step, wanted, stored)
-    step.extra_files = entries
+    tensors, step.extra_files = _masters(step, wanted, stored)
     try:
         weights = assemble(reading, stored, tensors)
-        step.parts["masters"] = Part("masters", weights.tensors, model=True)
-        step.ties = weights.ties
+        tensors, step.ties = weights.tensors, weights.ties
     except DamagedError as error:
         reading.refuse(error)
-        step.parts["masters"] = Part("masters", tensors, model=True)
+    step.add_part("masters", tensors, model=True)
     step.part = "masters"
-    step.add_lazy_part("optimizer", lambda: _moments(step, wanted))
+    step.add_lazy_part("optimizer", lambda: _moments(step))
     step.checked |= {"shapes", "ties"}
 
 
 def _stored(step: Step, model: ModelFile, models: dict[int, ModelFile], *, stage_3: bool) -> Stored:
-    stored = Stored(model.file.path, stored_names(step.reading, model, 3 if stage_3 else 2), None, model.shared or {})
-    stored.buffers = frozenset(model.buffers) if model.buffers is not None else None
+    others = [] if stage_3 else list(models.values())
+    shared = {a: o for m in others or [model] for a, o in (m.shared or {}).items()}
+    stored = Stored(model.file.path, stored_names(step.reading, model, 3 if stage_3 else 2), None, shared)
+    if model.buffers is not None:
+        stored.buffers = frozenset(b for m in others or [model] for b in m.buffers or ())
     try:
         if not stage_3:
             stored.frozen = frozen.whole(model)
@@ -78,9 +85,9 @@ def _stored(step: Step, model: ModelFile, models: dict[int, ModelFile], *, stage
     return stored
 
 
-def _wanted(model: ModelFile | None) -> dict[str, Shape]:
-    """The trainable weights and their shapes."""
-    return {name: shape for group in (model.shapes if model is not None else None) or () for name, shape in group.items()}
+def _wanted(models: list[ModelFile]) -> dict[str, Shape]:
+    """The trainable weights and their shapes, of all pipeline stages."""
+    return {name: shape for model in models for group in model.shapes or () for name, shape in group.items()}
 
 
 def _refuse_round_robin(step: Step, model: ModelFile) -> None:
@@ -131,20 +138,18 @@ def _masters(step: Step, wanted: dict[str, Shape], stored: Stored) -> tuple[dict
             tensors[name] = _shaped(opened.tensor(name, value, Role.MASTER), wanted.get(name), path)
         except DamagedError as error:
             reading.refuse(error, path)
-    lost = [n for n in wanted if n not in tensors]
+    lost = {n: s for n, s in wanted.items() if n not in tensors}
     if lost:
         reading.add(
             "missing-tensor",
             Severity.ERROR,
-            f"{len(lost)} of {len(wanted)} weights have no fp32.pt, such as {printable(lost[0], 80)}.",
+            f"{len(lost)} of {len(wanted)} weights have no fp32.pt that can be read: {listed(list(lost), 3)}.",
             "Convert the step again, or copy the missing folders.",
-            tensors=lost,
-            paths=[f"zero/{n}/fp32.pt" for n in lost[:20]],
+            tensors=list(lost),
+            paths=[f"zero/{n}/fp32.pt" for n in list(lost)[:20]],
             blocks=Blocks.UNLESS_ALLOWED,
         )
-        from shardyard.formats.deepspeed.zero import unknown
-
-        tensors |= unknown([{n: wanted[n] for n in lost}], "its fp32.pt is not here")
+        tensors |= unknown([lost], "its fp32.pt is not here")
     return tensors, entries
 
 
@@ -160,7 +165,7 @@ def _shaped(tensor: Tensor, shape: Shape | None, path: str) -> Tensor:
     return Tensor(tensor.name, tensor.dtype, shape, tensor.layout, tensor.role, trainable=True)
 
 
-def _moments(step: Step, wanted: dict[str, Shape]) -> dict[str, Tensor]:
+def _moments(step: Step) -> dict[str, Tensor]:
     zero = step.files.folder.sub("zero")
     found: dict[str, Tensor] = {}
     for key in ("exp_avg", "exp_avg_sq"):

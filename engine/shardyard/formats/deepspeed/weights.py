@@ -74,7 +74,11 @@ def _with_copy(master: Tensor, copy: Tensor | None, stored: Stored) -> Tensor:
     if [n for n in copy.shape if n != 1] != [n for n in master.shape if n != 1]:
         name, one, other = printable(master.name, 80), list(master.shape), list(copy.shape)
         raise layout_error(f"{name} is of shape {one} in the masters and {other} in the model file.", stored.path)
-    return replace(master, copy16=copy) if copy.dtype.castable and copy.layout is not None else master
+    if not copy.dtype.castable or copy.layout is None:
+        return master
+    # A single value may be of shape [] in one place and [1] in the other.
+    same = copy if copy.shape == master.shape else replace(copy, shape=master.shape, storage=None)
+    return replace(master, copy16=same)
 
 
 def _aliases(reading: Reading, stored: Stored, found: dict[str, Tensor]) -> dict[tuple[str, str], list[str]]:

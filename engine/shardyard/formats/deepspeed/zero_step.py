@@ -15,7 +15,7 @@ from shardyard.formats.deepspeed.moments import moments
 from shardyard.formats.deepspeed.names import FileKind, StepFile
 from shardyard.formats.deepspeed.optimizer_file import OptimizerFile
 from shardyard.formats.deepspeed.ranks import RankSet, check_model_files, load_ranks
-from shardyard.formats.deepspeed.reading import Reading
+from shardyard.formats.deepspeed.reading import Reading, are, listed
 from shardyard.formats.deepspeed.step import Step, read_models
 from shardyard.formats.deepspeed.weights import Stored, assemble
 from shardyard.formats.deepspeed.zero import Rename, masters, starts, unknown
@@ -35,7 +35,8 @@ def fill(step: Step, model: ModelFile | None) -> None:
     step.world = ranks.world
     stage = stage_of(step, model, ranks)
     step.kind = STAGES[stage]
-    shapes = _shapes(reading, model, ranks)
+    known = _shapes(reading, model, ranks)
+    shapes = known or []
     stored = _stored(step, model, ranks, stage)
     rename = None
     if model is not None and step.files.of(FileKind.EXPERT):
@@ -44,7 +45,7 @@ def fill(step: Step, model: ModelFile | None) -> None:
             reading.refuse(layout_error("Expert files beside ZeRO-3 are a layout that is not known.", model.file.path))
         moe.add_experts(step, model, stored)
         rename = moe.renamer(model, shapes)
-    rebuilt = rebuild(reading, ranks, shapes, rename, model)
+    rebuilt = rebuild(reading, ranks, shapes, rename, model) if known is not None else {}
     if stage == 3:
         # Small weights may stay whole on every rank (`param_persistence_threshold`): the masters are the truth.
         stored.names = {n: None if n in rebuilt else t for n, t in stored.names.items()}
@@ -86,8 +87,8 @@ def stage_of(step: Step, model: ModelFile | None, ranks: RankSet) -> int:
     return said if said in (1, 2) else stage or 1
 
 
-def _shapes(reading: Reading, model: ModelFile | None, ranks: RankSet) -> list[Shapes]:
-    """`param_shapes`, from where the version keeps it; empty, with a finding, where the folder does not have it."""
+def _shapes(reading: Reading, model: ModelFile | None, ranks: RankSet) -> list[Shapes] | None:
+    """`param_shapes`, from where the version keeps it; None, with a finding, where the folder does not have it."""
     first = ranks.first
     if model is not None and model.shapes is not None:
         return model.shapes
@@ -103,7 +104,7 @@ def _shapes(reading: Reading, model: ModelFile | None, ranks: RankSet) -> list[S
         paths=[model.name if model is not None else "mp_rank_00_model_states.pt"],
         blocks=Blocks.MERGE,
     )
-    return []
+    return None
 
 
 def check_order(model: ModelFile, first: OptimizerFile, shapes: list[Shapes]) -> None:
@@ -145,8 +146,6 @@ def rebuild(
             blocks=Blocks.UNLESS_ALLOWED,
         )
         return unknown(shapes, "which optimizer group it is in is not stored")
-    if not shapes:
-        return {}
     try:
         found = masters(ranks, shapes, rename)
         if model is not None and first is not None and first.stage < 3:
@@ -165,6 +164,8 @@ def _stored(step: Step, model: ModelFile | None, ranks: RankSet, stage: int) -> 
         check_model_files(reading, zero_files, ranks.world)
     if model is None:
         return Stored("", {}, None)
+    if not model.module_stored:
+        reading.missing("missing-metadata", f"{printable(model.name)} has no `module`: other names are not known.", [model.name])
     found = Stored(
         model.file.path, stored_names(reading, model, stage), frozenset(model.buffers) if model.buffers is not None else None
     )
@@ -194,6 +195,16 @@ def stored_names(reading: Reading, model: ModelFile, stage: int) -> dict[str, Te
         except DamagedError as error:
             reading.refuse(error, model.name)
             found[name] = None
+    if model.odd:
+        reading.add(
+            "unsupported",
+            Severity.ERROR,
+            f"{listed(list(model.odd))} {are(model.odd)} no plain {'tensor' if len(model.odd) == 1 else 'tensors'}: "
+            f"{listed(sorted(set(model.odd.values())))}.",
+            paths=[model.name],
+            tensors=list(model.odd),
+            blocks=Blocks.UNLESS_ALLOWED,
+        )
     return found
 
 
