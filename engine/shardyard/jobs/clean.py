@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shardyard.jobs import store
 from shardyard.jobs.store import Job, State
+from shardyard.operations.place import Place
 
 STAGING = ".shardyard-partial"
 IN_USE_S = 120.0
@@ -36,7 +37,10 @@ class Leftover:
 
     def remove(self) -> None:
         """Delete it."""
-        shutil.rmtree(self.path)
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+        else:
+            self.path.unlink()
 
 
 def leftovers(folders: Iterable[Path] = (), *, done: bool = False) -> list[Leftover]:
@@ -52,7 +56,11 @@ def leftovers(folders: Iterable[Path] = (), *, done: bool = False) -> list[Lefto
             owners.setdefault(place, job)
     found = []
     places = {p.parent for p in owners} | {Path(f).absolute() for f in folders}
-    for path in sorted({*_staging_in(places), *(p for p in owners if p.is_dir())} - {p for p in busy if p is not None}):
+    # A shrink in place has a file of that name beside each source while it works on it.
+    places |= {
+        Path(s) if os.path.isdir(s) else Path(s).parent for j in jobs if j.spec.options.get("in_place") for s in j.spec.sources
+    }
+    for path in sorted(set(_staging_in(places)) - {p for p in busy if p is not None}):
         owner = owners.get(path)
         size, newest = _measure(path)
         if owner is not None or time.time() - newest > IN_USE_S:
@@ -66,14 +74,14 @@ def leftovers(folders: Iterable[Path] = (), *, done: bool = False) -> list[Lefto
 
 
 def staging_of(job: Job) -> Path | None:
-    """Where the job's output grows before it is published."""
-    return None if job.spec.out is None else Path(job.spec.out.rstrip("/") + STAGING)
+    """Where the job's output grows before it is published; None for one that writes nothing, or in place."""
+    return None if job.spec.out is None else Place.of(job.spec.out).staging
 
 
 def _staging_in(folders: Iterable[Path]) -> Iterator[Path]:
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            yield from (folder / e.name for e in entries if e.name.endswith(STAGING) and e.is_dir(follow_symlinks=False))
+            yield from (folder / e.name for e in entries if e.name.endswith(STAGING) and not e.is_symlink())
 
 
 def _measure(path: Path) -> tuple[int, float]:

@@ -20,6 +20,7 @@ from shardyard.errors import JobError, ShardyardError, UsageError
 from shardyard.jobs import launch
 from shardyard.jobs.events import error_event
 from shardyard.jobs.store import Job, State, read_json, write_json
+from shardyard.jobs.verbs import VERBS
 from shardyard.text import printable
 
 FIRST_GAP_S, LONGEST_GAP_S = 2.0, 60.0
@@ -56,6 +57,8 @@ def submit(job: Job, attempt: int) -> None:
     """Hand the job to Slurm; the job folder gets the script and the number."""
     try:
         options = _options(job.spec.slurm or {})
+        if job.spec.tasks > 1 and job.spec.verb in VERBS and f"{job.spec.verb}-publish" not in VERBS:
+            raise UsageError(f"{job.spec.verb} is work for one task; leave tasks= out.")
         if not available():
             raise UsageError("There is no sbatch on this machine: --slurm works where Slurm jobs can be submitted.")
         script = job.folder / "slurm.sh"
