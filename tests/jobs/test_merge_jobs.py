@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,33 @@ def test_three_kills_leave_one_staging_folder_and_the_same_result(
     job.resume()
     assert end(job) is State.DONE and digests(out) == expected
     assert [p.name for p in sorted(tmp_path.glob("out*"))] == ["out"]
+
+
+@pytest.mark.services
+def test_a_group_limit_that_is_too_small_is_refused_before_the_first_byte(source: Path, tmp_path: Path) -> None:
+    arguments = ["-m", "shardyard", "merge", str(source), "-o", str(tmp_path / "out"), "--dtype", "bfloat16", "--dry-run"]
+    for limit, code in ((60 * MB, 4), (600 * MB, 0)):
+        with services.memory_group(limit) as group:
+            inside = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+            done = subprocess.run(
+                ["sh", "-c", inside, "sh", sys.executable, *arguments], capture_output=True, text=True, env=launch.environment()
+            )
+        assert done.returncode == code, done.stderr
+        if code:
+            assert "of memory" in done.stderr and f"of a limit of {limit // MB}.0 MiB" in done.stderr
+
+
+@pytest.mark.services
+def test_a_worker_killed_for_memory_is_lost_and_resumes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = reference(source, tmp_path)
+    with services.memory_group(6 * MB) as group:
+        with monkeypatch.context() as patch:
+            patch.setattr(launch, "WORKER", ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *launch.WORKER))
+            job = merge(source, tmp_path / "out")
+            wait_for(lambda: job.state() is State.LOST)
+        assert not (tmp_path / "out").exists()
+    job.resume()
+    assert end(job) is State.DONE and digests(tmp_path / "out") == expected
 
 
 def test_an_output_that_another_made_is_not_taken_for_ones_own(source: Path, tmp_path: Path) -> None:

@@ -177,6 +177,27 @@ def test_workers_follow_cores_quota_and_limits(
     assert manners.workers(machine.read()) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 4),
+        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_NTASKS": "4"}, 2),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}, 1),
+        ({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "3"}, 3),
+        ({"SLURM_CPUS_PER_TASK": "1"}, 4),
+    ],
+)
+def test_workers_keep_to_what_slurm_gave(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    for name in ("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert manners.workers(machine.read()) == expected
+
+
 def test_the_real_process_agrees_with_the_kernel() -> None:
     reading = readings.read()
     block = bytearray(64 * MB)

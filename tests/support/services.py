@@ -47,6 +47,30 @@ def tmpfs(options: str) -> Iterator[Path]:
 
 
 @contextmanager
+def memory_group(limit: int) -> Iterator[Path]:
+    """A memory control group of our own with this limit: put a process in by writing its id to `cgroup.procs`."""
+    need()
+    name = f"shardyard-{os.getpid()}"
+    for base, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(base) / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / file).write_text(str(limit))
+        except OSError:
+            group.rmdir()
+            continue
+        try:
+            yield group
+        finally:
+            group.rmdir()
+        return
+    pytest.skip("no memory control group can be made here")
+
+
+@contextmanager
 def btrfs_with_quota(limit: str) -> Iterator[Path]:
     """A subvolume of a small btrfs whose quota group has this limit."""
     need("mount", "btrfs", "mkfs.btrfs")

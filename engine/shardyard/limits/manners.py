@@ -43,7 +43,7 @@ def quiet_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
 def workers(reading: readings.Readings | None = None) -> int:
     """How many workers to use by default: from the affinity mask, the CPU quota and the process and address-space limits."""
     reading = reading or readings.read()
-    most = min(MOST_WORKERS, readings.usable_cores(reading))
+    most = min(MOST_WORKERS, readings.usable_cores(reading), _given_by_slurm(os.environ))
     processes = reading.ulimits.get("processes")
     if processes is not None:
         most = min(most, processes // 16)
@@ -51,6 +51,14 @@ def workers(reading: readings.Readings | None = None) -> int:
     if room is not None:
         most = min(most, room // (256 << 20))
     return max(1, most)
+
+
+def _given_by_slurm(environment: Mapping[str, str]) -> int:
+    """Cores that Slurm gave this task; not every site binds tasks to theirs."""
+    alone = environment.get("SLURM_NTASKS", "1") == "1"
+    given = environment.get("SLURM_CPUS_PER_TASK") or (environment.get("SLURM_CPUS_ON_NODE") if alone else "1")
+    in_job = environment.get("SLURM_JOB_ID")
+    return int(given) if in_job and given and given.isdigit() else MOST_WORKERS
 
 
 def threads_can_start(count: int) -> bool:
