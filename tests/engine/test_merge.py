@@ -637,3 +637,40 @@ def test_errors_are_one_sentence_without_control_characters(tmp_path: Path) -> N
     with pytest.raises(ShardyardError) as caught:
         run(in_memory({"evil\x1b[31m": torch.ones(1)}), tmp_path / "out", select=["evil*"], exclude=["evil*"])
     assert caught.value.message.isprintable()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sparse_quantised_and_nested_values_survive_a_torch_file(tmp_path: Path) -> None:
+    dense = torch.tensor([[0.0, 1.5, 0.0], [2.5, 0.0, 0.0]])
+    quantised = torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 3, torch.qint8)
+    channels = torch.quantize_per_channel(
+        torch.randn(3, 4), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2]), 0, torch.qint8
+    )
+    nested = torch.nested.nested_tensor([torch.arange(3.0), torch.arange(5.0)])
+    state = {
+        "first": torch.ones(2),
+        "coo": dense.to_sparse_coo(),
+        "csr": dense.to_sparse_csr(),
+        "per_tensor": quantised,
+        "per_channel": channels,
+        "nested": nested,
+        "last": torch.ones(3),
+    }
+    torch.save(state, tmp_path / "in.pt")
+    with pytest.raises(UnsupportedError, match=r"coo, csr.*--format torch"):
+        run(tmp_path / "in.pt", tmp_path / "out")
+    run(tmp_path / "in.pt", tmp_path / "out", exclude=["c*", "per_*", "nested*"])
+    for options in ({}, {"max_shard_size": "100"}):
+        out = tmp_path / f"torch{len(options)}"
+        run(tmp_path / "in.pt", out, format="torch", **options)
+        found = load(out)
+        assert set(found) == set(state)
+        assert torch.equal(found["coo"].to_dense(), dense) and torch.equal(found["csr"].to_dense(), dense)
+        assert found["csr"].layout is torch.sparse_csr and found["coo"].is_coalesced()
+        for name in ("per_tensor", "per_channel"):
+            assert torch.equal(found[name].int_repr(), state[name].int_repr())
+            assert torch.equal(found[name].dequantize(), state[name].dequantize())
+        assert all(torch.equal(a, b) for a, b in zip(found["nested"].unbind(), nested.unbind(), strict=True))
+    run(tmp_path / "in.pt", tmp_path / "cast.pt", dtype="bfloat16")
+    assert torch.load(tmp_path / "cast.pt")["coo"].dtype == torch.bfloat16
+    assert torch.equal(torch.load(tmp_path / "cast.pt")["per_channel"].q_per_channel_scales(), channels.q_per_channel_scales())

@@ -13,7 +13,7 @@ from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.operations import gather
 from shardyard.operations.casts import cast_block
-from shardyard.operations.outputs import Written
+from shardyard.operations.written import Written
 from shardyard.text import printable
 
 SAMPLE = 1024

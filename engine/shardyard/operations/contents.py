@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import Checkpoint, Tensor
+from shardyard.checkpoint import Checkpoint, Composite, Tensor
 from shardyard.dtypes import BY_NAME, DType
 from shardyard.errors import CheckpointError, DamagedError, UnsupportedError
 from shardyard.formats import model_config
 from shardyard.operations.names import matching
 from shardyard.operations.options import MergeOptions
-from shardyard.operations.outputs import Written
 from shardyard.operations.selection import Selection
+from shardyard.operations.state_pickle import WHOLES
 from shardyard.operations.ties import tie_groups
+from shardyard.operations.written import Whole, Written
 from shardyard.text import printable
 
 MOST_NAMED = 5
@@ -29,6 +30,8 @@ class Contents:
     """All names of the output, aliases included, in module order."""
     tied: dict[str, str] = field(default_factory=dict)
     """Aliases to owners: names that are not written."""
+    wholes: list[Whole] = field(default_factory=list)
+    """Values of a torch file that are made of several tensors."""
 
 
 def check_layout(tensor: Tensor, name: str) -> None:
@@ -53,11 +56,13 @@ def choose(checkpoint: Checkpoint, selection: Selection, options: MergeOptions, 
         CheckpointError: the format cannot hold some of them, or a cast is not possible.
     """
     names, tensors = selection.names, selection.tensors
-    _refuse_composites(checkpoint, selection, kind)
+    held = _composites(checkpoint, selection, kind)
+    exact = {part for c in held if c.kind == "quantised" for part in c.parts}
     tied: dict[str, str] = {}
     copies: dict[str, list[Tensor]] = {}
     if options.tied != "both":
-        for group in tie_groups(checkpoint, tensors):
+        parts = {part for c in held for part in c.parts}
+        for group in tie_groups(checkpoint, {n: t for n, t in tensors.items() if n not in parts}):
             # A torch file keeps every name, on one storage, so there a tie costs nothing.
             if options.tied == "once" or group.declared or kind == "torch":
                 tied.update(dict.fromkeys(group.aliases, group.owner))
@@ -67,12 +72,12 @@ def choose(checkpoint: Checkpoint, selection: Selection, options: MergeOptions, 
     written: list[Written] = []
     for old, tensor in tensors.items():
         if old not in tied:
-            keep = target is None or not tensor.dtype.castable or old in kept or names[old] in kept
+            keep = target is None or not tensor.dtype.castable or not kept.isdisjoint((old, names[old])) or old in exact
             dtype = tensor.dtype if keep or target is None else target
             written.append(Written(names[old], tensor, dtype, tuple(copies.get(old, ()))))
     _refuse_unholdable(written, kind)
     new_tied = {names[alias]: names[owner] for alias, owner in tied.items()}
-    return Contents(written, [names[old] for old in tensors], new_tied)
+    return Contents(written, [names[old] for old in tensors], new_tied, _wholes(held, names, written))
 
 
 def _target(checkpoint: Checkpoint, options: MergeOptions) -> DType | None:
@@ -90,18 +95,28 @@ def _target(checkpoint: Checkpoint, options: MergeOptions) -> DType | None:
     return BY_NAME[str(options.dtype)]
 
 
-def _refuse_composites(checkpoint: Checkpoint, selection: Selection, kind: str) -> None:
-    """Sparse, quantised and nested values: their parts alone would not be the value."""
+def _composites(checkpoint: Checkpoint, selection: Selection, kind: str) -> list[Composite]:
+    """The sparse, quantised and nested values that are merged: a torch file can hold most, a safetensors file none."""
     held = [c for c in checkpoint.composites if any(part in selection.tensors for part in c.parts)]
-    if held:
-        kinds = ", ".join(sorted({c.kind for c in held}))
+    bad = [c for c in held if kind != "torch" or c.kind not in WHOLES or not all(p in selection.tensors for p in c.parts)]
+    if bad:
+        kinds = ", ".join(sorted({c.kind for c in bad}))
+        instead = ", or write --format torch" if kind != "torch" and all(c.kind in WHOLES for c in bad) else ""
         raise UnsupportedError(
-            f"{_listed(c.name for c in held)} ({printable(kinds, 60)}) cannot be written to a {kind} file by a merge; "
-            "leave them out with --exclude.",
+            f"A {kind} file cannot hold {_listed(c.name for c in bad)} ({printable(kinds, 60)}); "
+            f"leave them out with --exclude{instead}.",
             code="unsupported",
             path=str(checkpoint.path),
-            tensors=[c.name for c in held],
+            tensors=[c.name for c in bad],
         )
+    return held
+
+
+def _wholes(held: list[Composite], names: Mapping[str, str], written: list[Written]) -> list[Whole]:
+    by_name = {w.name: w for w in written}
+    return [
+        Whole(names[c.parts[0]].partition("::")[0], c.kind, tuple(by_name[names[p]] for p in c.parts), c.parameters) for c in held
+    ]
 
 
 def _refuse_unholdable(written: list[Written], kind: str) -> None:

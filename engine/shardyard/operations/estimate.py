@@ -9,7 +9,7 @@ from shardyard.checkpoint import OneRun, Ops, Tensor
 from shardyard.limits import disk, manners
 from shardyard.operations import gather
 from shardyard.operations.casts import CAST_BLOCK
-from shardyard.operations.outputs import Written
+from shardyard.operations.written import Written
 
 if TYPE_CHECKING:
     from shardyard.operations.plan import Plan

@@ -13,36 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardyard.checkpoint import Tensor
-from shardyard.dtypes import DType
 from shardyard.errors import UnsupportedError
 from shardyard.formats import zip_layout
 from shardyard.operations.state_pickle import pickle_state_dict
+from shardyard.operations.written import Whole, Written
 from shardyard.text import printable
 
 MOST_HEADER_BYTES = 100_000_000
 """The reference reader refuses longer safetensors headers."""
-
-
-@dataclass(slots=True, eq=False)
-class Written:
-    """A tensor as it is written."""
-
-    name: str
-    """Its name in the output."""
-    tensor: Tensor
-    dtype: DType
-    """Its dtype in the output; another than the tensor's means a cast."""
-    copies: tuple[Tensor, ...] = ()
-    """Separately stored copies that are dropped: the transfer shows that their bytes are equal."""
-
-    @property
-    def cast(self) -> bool:
-        return self.dtype != self.tensor.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.dtype.nbytes(self.tensor.numel) if self.cast else self.tensor.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +67,7 @@ class OutputFile:
     """All its tensors, those without bytes included."""
     tied: Mapping[str, str] = field(default_factory=dict)
     """Aliases to owners, for a torch file that keeps both names."""
+    wholes: Sequence[Whole] = ()
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -167,11 +146,13 @@ def _safetensors_shape(written: Written) -> tuple[int, ...]:
     return shape
 
 
-def torch_file(name: str, tensors: Sequence[Written], tied: Mapping[str, str], order: Sequence[str]) -> OutputFile:
-    """A torch zip: names in `order`; tied names look at their owner's storage."""
+def torch_file(
+    name: str, tensors: Sequence[Written], tied: Mapping[str, str], order: Sequence[str], wholes: Sequence[Whole] = ()
+) -> OutputFile:
+    """A torch zip: names in `order`; tied names look at their owner's storage, parts of wholes are no names of their own."""
     stem = name.rpartition(".")[0] or name
     numbers = {w.name: k for k, w in enumerate(tensors)}
-    pickled = pickle_state_dict([(n, tensors[numbers[tied.get(n, n)]], numbers[tied.get(n, n)]) for n in order])
+    pickled = pickle_state_dict(_entries(tensors, numbers, tied, order, wholes), numbers)
     contents: list[tuple[str, bytes | Written]] = [("data.pkl", pickled), ("byteorder", b"little")]
     contents += [(f"data/{k}", written) for k, written in enumerate(tensors)]
     contents += [("version", b"3\n")]
@@ -187,7 +168,20 @@ def torch_file(name: str, tensors: Sequence[Written], tied: Mapping[str, str], o
         if place.nbytes:
             segments.append(Segment(place.data_offset, place.data_offset + place.nbytes, content, number))
     nbytes = placed[-1].end + zip_layout.directory_nbytes(placed)
-    return OutputFile(name, nbytes, segments, ZipTail(placed, known), "torch", list(tensors), dict(tied))
+    return OutputFile(name, nbytes, segments, ZipTail(placed, known), "torch", list(tensors), dict(tied), list(wholes))
+
+
+def _entries(
+    tensors: Sequence[Written], numbers: Mapping[str, int], tied: Mapping[str, str], order: Sequence[str], wholes: Sequence[Whole]
+) -> Iterator[tuple[str, Written | Whole]]:
+    """The dict's items; a whole stands where its first part would."""
+    first = {whole.parts[0].name: whole for whole in wholes}
+    parts = {part.name for whole in wholes for part in whole.parts}
+    for name in order:
+        if name in first:
+            yield first[name].name, first[name]
+        elif name not in parts:
+            yield name, tensors[numbers[tied.get(name, name)]]
 
 
 def index_file(name: str, total_size: int, places: Mapping[str, str]) -> OutputFile:

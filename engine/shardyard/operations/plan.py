@@ -195,7 +195,7 @@ def _lay_out(
 ) -> tuple[list[OutputFile], dict[str, str]]:
     """The weight files and, where there are several, the index; and which file holds which name."""
     most = None if place.single else options.max_shard_size
-    shards = split([w.nbytes for w in chosen.written], most)
+    shards = _shards(chosen, most)
     stem, ending = ("model", ".safetensors") if kind == "safetensors" else ("pytorch_model", ".bin")
     order = {name: k for k, name in enumerate(chosen.order)}
     by_owner: dict[str, list[str]] = {}
@@ -212,13 +212,26 @@ def _lay_out(
             files.append(safetensors_file(name, tensors, {"format": "pt", **dict(sorted(tied.items()))}))
         else:
             names = sorted([*(w.name for w in tensors), *tied], key=order.__getitem__)
-            files.append(torch_file(name, tensors, tied, names))
+            wholes = [w for w in chosen.wholes if w.parts[0] in tensors]
+            files.append(torch_file(name, tensors, tied, names, wholes))
             places.update(dict.fromkeys(tied, name))
         places.update({w.name: name for w in tensors})
     if len(shards) > 1:
         index = index_file(f"{stem}{ending}.index.json", sum(w.nbytes for w in chosen.written), places)
         files.append(index)
     return files, places
+
+
+def _shards(chosen: contents.Contents, most: int | None) -> list[list[int]]:
+    """Numbers of written tensors by shard; the parts of one value stay together."""
+    numbers = {w.name: k for k, w in enumerate(chosen.written)}
+    together = {numbers[p.name]: numbers[w.parts[0].name] for w in chosen.wholes for p in w.parts}
+    groups: dict[int, list[int]] = {}
+    for k in range(len(chosen.written)):
+        groups.setdefault(together.get(k, k), []).append(k)
+    units = list(groups.values())
+    sizes = [sum(chosen.written[k].nbytes for k in unit) for unit in units]
+    return [[k for u in shard for k in units[u]] for shard in split(sizes, most)]
 
 
 def _records(tensors: Iterable[Tensor]) -> Iterable[Record]:

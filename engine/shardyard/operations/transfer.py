@@ -19,10 +19,11 @@ from shardyard.operations import agreement, gather
 from shardyard.operations.casts import CAST_BLOCK, cast_block
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.ledger import Ledger, UnitDone
-from shardyard.operations.outputs import Segment, Written
+from shardyard.operations.outputs import Segment
 from shardyard.operations.plan import Plan, Unit
 from shardyard.operations.sources import Seen, SourceChecks, check_records
 from shardyard.operations.write_back import start_write_back
+from shardyard.operations.written import Written
 
 BLOCK = gather.BLOCK
 BATCH_S = 2.0

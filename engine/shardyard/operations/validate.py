@@ -62,11 +62,13 @@ def _validate_torch(file: OutputFile, path: Path, handles: FileHandles) -> None:
     root = opened.root
     values = {k: v for k, v in root.pairs if isinstance(k, str)} if isinstance(root, Dict) else {}
     planned = {w.name: w for w in file.tensors}
-    found = {k: v for k, v in values.items() if isinstance(v, TensorValue)}
-    wanted = {**planned, **{alias: planned[owner] for alias, owner in file.tied.items()}}
-    same = found.keys() == wanted.keys() and all(
-        v.dtype == wanted[k].dtype and v.shape == wanted[k].tensor.shape for k, v in found.items()
-    )
+    parts = {part.name for whole in file.wholes for part in whole.parts}
+    wholes = {whole.name for whole in file.wholes}
+    found = {k: v for k, v in values.items() if isinstance(v, TensorValue) and k not in wholes}
+    wanted = {k: w for k, w in planned.items() if k not in parts}
+    wanted |= {alias: planned[owner] for alias, owner in file.tied.items()}
+    same = found.keys() == wanted.keys() and wholes <= values.keys()
+    same = same and all(v.dtype == wanted[k].dtype and v.shape == wanted[k].tensor.shape for k, v in found.items())
     if not same:
         raise JobError(f"The output {path.name} lists other tensors than were planned.", path=str(path))
     members = read_directory(handles, Window(str(path), 0, file.nbytes))
