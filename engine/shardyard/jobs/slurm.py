@@ -100,7 +100,10 @@ def _script(job: Job) -> str:
     if job.spec.tasks == 1:
         lines.append(f"exec {worker}")
     else:
-        lines += [f"srun --kill-on-bad-exit=0 {worker}", f"exec {worker} --publish"]
+        # srun does not take the number of cores from the job by itself.
+        cpus = (job.spec.slurm or {}).get("cpus")
+        srun = "srun --kill-on-bad-exit=0" + (f" --cpus-per-task={cpus}" if cpus else "")
+        lines += [f"{srun} {worker}", f"exec {worker} --publish"]
     return "\n".join(lines) + "\n"
 
 

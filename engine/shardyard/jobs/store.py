@@ -24,6 +24,8 @@ from shardyard.jobs.events import Event, Offset
 from shardyard.jobs.owner import Owner
 from shardyard.text import printable
 
+FIRST_PAUSE_S = 0.03
+"""Between looks at a job that has just said something; a small merge takes less than a second."""
 START_GRACE_S = 5.0
 """How long a try that was begun may go without an owner before another try may begin."""
 
@@ -174,6 +176,7 @@ class Job:
         """
         combined = events.Combined()
         offset = {} if offset is None else offset
+        pause = FIRST_PAUSE_S
         while True:
             refresh([self])
             # Asked before reading: whatever was written before it ended is then read for certain.
@@ -183,7 +186,8 @@ class Job:
             yield from combined.take(new)
             if ended:
                 return
-            time.sleep(every_s)
+            pause = FIRST_PAUSE_S if new else min(every_s, pause * 1.5)
+            time.sleep(pause)
 
     def start(self) -> None:
         """Start its worker (or hand it to Slurm). One that runs already is refused."""

@@ -88,6 +88,9 @@ def main(argv: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -
     job = Job(args.folder.absolute())
     task, tasks = _place(job, args.publish)
     (job.folder / f"ended.{task}.json").unlink(missing_ok=True)
+    if job.spec.slurm is not None and os.environ.get("SLURM_RESTART_COUNT"):
+        # Slurm started it again by itself: how the last try ended is no longer how it is.
+        (job.folder / "outcome.json").unlink(missing_ok=True)
     manners.quiet_libraries()
     manners.be_nice()
     owner = Owner.of(os.getpid())
