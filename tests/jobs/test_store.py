@@ -66,7 +66,7 @@ def test_a_job_runs_to_its_result_and_leaves_its_story(tmp_path: Path) -> None:
     assert result["steps"] == 3 and result["pid"] != os.getpid()
     progress = of_kind(job, "progress")[-1]
     assert progress["done"] == progress["total"] == 300
-    assert set(progress) >= {"time", "done", "total", "read", "written", "item", "rate", "eta", "memory", "disk"}
+    assert set(progress) >= {"time", "done", "total", "read", "written", "item", "rate", "eta", "memory", "disk", "cpu"}
     assert set(progress["memory"]) == {"anon", "working_set", "limit", "available"}
     assert progress["memory"]["anon"] > 1_000_000 and progress["disk"]["free"] > 0
     assert json.loads((job.folder / "job.json").read_text())["sources"] == [str(tmp_path)]

@@ -47,7 +47,7 @@ class EventContext(Context):
         self._started = time.monotonic()
         self._sent = float("-inf")
         self._progress = Progress(0, 0, 0, 0, "")
-        self._history: deque[tuple[float, int]] = deque()
+        self._history: deque[tuple[float, Progress]] = deque()
         self._cpu = (self._started, time.process_time())
         self._pulse: threading.Thread | None = None
         self._ended = threading.Event()
@@ -125,7 +125,7 @@ class EventContext(Context):
         with self._lock:
             self._sent = now
             p = self._progress
-            rate = self._rate(now, p.done)
+            rate, read_rate, write_rate = self._rates(now, p)
             self.send(
                 "progress",
                 {
@@ -135,18 +135,24 @@ class EventContext(Context):
                     "written": p.written,
                     "item": p.item,
                     "rate": rate,
+                    "read_rate": read_rate,
+                    "write_rate": write_rate,
                     "eta": round((p.total - p.done) / rate, 1) if rate and p.total >= p.done else None,
                     **self._readings(now),
                 },
             )
 
-    def _rate(self, now: float, done: int) -> int:
+    def _rates(self, now: float, progress: Progress) -> tuple[int, int, int]:
+        """Bytes a second done, read and written."""
         history = self._history
-        history.append((now, done))
+        history.append((now, progress))
         while now - history[0][0] > WINDOW_S and len(history) > 2:
             history.popleft()
-        span = now - history[0][0]
-        return max(0, int((done - history[0][1]) / span)) if span > 0 else 0
+        since, first = history[0]
+        span = max(now - since, 1e-3)
+        pairs = ((progress.done, first.done), (progress.read, first.read), (progress.written, first.written))
+        done, read, written = (max(0, int((after - before) / span)) for after, before in pairs)
+        return done, read, written
 
     def _readings(self, now: float) -> Event:
         reading = readings.read()

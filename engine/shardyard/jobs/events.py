@@ -109,7 +109,7 @@ class Combined:
         self._last[int(event["task"])] = event
         every = list(self._last.values())
         whole = {key: value for key, value in event.items() if key != "task"}
-        for key in ("done", "total", "read", "written", "rate"):
+        for key in ("done", "total", "read", "written", "rate", "read_rate", "write_rate", "cpu"):
             whole[key] = sum(e.get(key) or 0 for e in every)
         whole["eta"] = (whole["total"] - whole["done"]) / whole["rate"] if whole["rate"] else None
         memory: list[dict[str, Any]] = [e["memory"] for e in every if e.get("memory")]
