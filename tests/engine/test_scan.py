@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from shardyard.errors import Cancelled
+from shardyard.checkpoint import InlineRecord, Strided, Tensor
+from shardyard.dtypes import BY_NAME
+from shardyard.errors import Cancelled, UnsupportedError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding
+from shardyard.operations.compare import compare
 from shardyard.operations.context import Context
 from shardyard.operations.copy_check import check_copy
 from shardyard.operations.scan import scan
+from shardyard.operations.stats import stats
 from support.arrays import checkpoint, tensor
 
 RNG = np.random.default_rng(9)
@@ -120,3 +124,12 @@ def test_scanning_and_describing_run_as_jobs(tmp_path: Path) -> None:
         assert job.state() is State.DONE
         result = next(e for e in events if e["event"] == "result")
         assert result["all_zero"] == ["w"] if verb == "scan" else result["tensors"] == 1
+
+
+def test_a_view_that_repeats_a_number_for_ever_is_refused_by_everything_that_reads() -> None:
+    record = InlineRecord("memory", 4, 0, data=b"\0\0\x80\x3f")
+    endless = Tensor("w", BY_NAME["float32"], (10**6, 10**6), Strided(record, 0, (10**6, 10**6), (0, 0), 4))
+    weights = checkpoint({"w": endless})
+    for read in (scan, stats, lambda c: compare(c, c)):
+        with pytest.raises(UnsupportedError, match="w repeats 4 stored bytes"):
+            read(weights)

@@ -21,6 +21,7 @@ from shardyard.findings import Blocks
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.operations import suggestions
+from shardyard.operations.bounds import refuse_endless
 from shardyard.operations.compare_names import Match, match
 from shardyard.operations.compare_verdict import verdict
 from shardyard.operations.context import Context, Progress
@@ -115,6 +116,7 @@ class _Comparison:
                 code="missing-tensor",
                 tensors=[t.name for t in missing],
             )
+        refuse_endless(tensor for pair in self.pairs for tensor in (pair.a, pair.b))
         keep_freed_memory()
         with FileHandles() as handles:
             self._compare_all(handles)

@@ -18,7 +18,7 @@ from shardyard.files import FileHandles
 from shardyard.operations import gather
 from shardyard.operations.numeric import CHUNK, element_bytes, elements
 from shardyard.operations.rounding import SIXTEEN, Rounding, Roundings, siblings
-from shardyard.operations.tally import Tally, Tolerance, comparison, same
+from shardyard.operations.tally import Compare, Tally, Tolerance, comparison, same
 
 UNIT = 16 << 20
 """Bytes of the larger side that one thread takes at a time."""
@@ -53,6 +53,11 @@ class Pair:
     count: int = 0
     """Elements compared; 0 where nothing can be."""
     note: str = ""
+    compare: Compare | None = None
+    """How elements are compared; None where they cannot be."""
+    sizes: tuple[int, int] = (1, 1)
+    """Bytes of an element on either side."""
+    same_shape: bool = True
     identical: bool = True
     related: bool = True
     """Whether a bfloat16 and a float16 side can still be roundings of one parent."""
@@ -72,13 +77,12 @@ class Pair:
         self.expected = Rounding.expected(a.dtype, b.dtype)
         self.related = {a.dtype.name, b.dtype.name} == set(SIXTEEN)
         self.identical = a.dtype == b.dtype
-        if comparison(a.dtype, b.dtype) is not None:
+        self.same_shape = a.shape == b.shape and (a.dtype != b.dtype or a.nbytes == b.nbytes)
+        self.compare = comparison(a.dtype, b.dtype)
+        self.sizes = element_bytes(a.dtype), element_bytes(b.dtype)
+        if self.compare is not None:
             self.count = min(_count(a), _count(b)) if self.same_rows or self.same_numel else 0
         self.units = max(1, -(-self.count // self.unit))
-
-    @property
-    def same_shape(self) -> bool:
-        return self.a.shape == self.b.shape and (self.a.dtype != self.b.dtype or self.a.nbytes == self.b.nbytes)
 
     @property
     def same_rows(self) -> bool:
@@ -94,7 +98,7 @@ class Pair:
     @property
     def unit(self) -> int:
         """Elements of one unit of work."""
-        return UNIT // max(element_bytes(self.a.dtype), element_bytes(self.b.dtype))
+        return UNIT // max(self.sizes)
 
     def compare_unit(self, index: int, reader: Reader) -> bool:
         """Compare one unit's elements and keep the tally; whether it was the last one to end."""
@@ -119,12 +123,11 @@ class Pair:
                 return [same(elements(block_a, a), a, start)]
             self.identical = False
         x, y = elements(block_a, a), elements(block_b, b)
-        compare = comparison(a, b)
-        assert compare is not None, "a pair that cannot be compared has no blocks"
+        assert self.compare is not None, "a pair that cannot be compared has no blocks"
         tallies = []
         for at in range(0, x.size, CHUNK):
             part_x, part_y = x[at : at + CHUNK], y[at : at + CHUNK]
-            tallies.append(compare(part_x, part_y, start + at, self.tolerance))
+            tallies.append(self.compare(part_x, part_y, start + at, self.tolerance))
             self.roundings.narrow(part_x, part_y)
             if self.expected is not None and self.expected not in self.roundings.alive:
                 tallies[-1].unexplained = int(np.count_nonzero(self.expected.exceptions(part_x, part_y)))
@@ -134,10 +137,10 @@ class Pair:
 
     def finish(self, reader: Reader) -> dict[str, Any]:
         """The row of the result, once every unit is done."""
-        tally = Tally()
-        for index in sorted(self.tallies):
-            tally.add(self.tallies[index])
+        tally, *later = (self.tallies[index] for index in sorted(self.tallies))
         self.tallies.clear()
+        for part in later:
+            tally.add(part)
         if self.roundings and not self.identical and (tally.differing or self.a.dtype != self.b.dtype):
             self._try_same_ranges(reader)
         return row(self, tally)
@@ -166,9 +169,10 @@ class Reader:
 
     def steps(self, pair: Pair, lo: int, hi: int) -> list[tuple[int, int]]:
         """The ranges of elements to read at a time: about 1 MiB, more where a source's strides make that wasteful."""
-        sizes = [element_bytes(t.dtype) for t in (pair.a, pair.b)]
-        step = BLOCK // max(sizes)
-        for tensor, size in zip((pair.a, pair.b), sizes, strict=True):
+        step = BLOCK // max(pair.sizes)
+        if hi - lo <= step:
+            return [(lo, hi)] if lo < hi else []
+        for tensor, size in zip((pair.a, pair.b), pair.sizes, strict=True):
             wanted = gather.block_size(tensor, lo * size, hi * size, step * size, MOST_BLOCK)
             step = max(step, wanted // size)
         return [(at, min(hi, at + step)) for at in range(lo, hi, step)]
@@ -238,7 +242,7 @@ def relate(pair: Pair, tally: Tally) -> tuple[str, Rounding | None]:
 
 
 def _relate_values(pair: Pair, tally: Tally) -> tuple[str, Rounding | None]:
-    if comparison(pair.a.dtype, pair.b.dtype) is None:
+    if pair.compare is None:
         return "dtype-differs", None
     if pair.identical:
         return "identical", None
@@ -256,7 +260,7 @@ def _relate_values(pair: Pair, tally: Tally) -> tuple[str, Rounding | None]:
 
 def numbers(pair: Pair, tally: Tally | None) -> dict[str, Any]:
     """The figures of a row; all null where the elements have no partners."""
-    if tally is None or comparison(pair.a.dtype, pair.b.dtype) is None:
+    if tally is None or pair.compare is None:
         return dict.fromkeys(("max_abs", "mean_abs", "max_rel", "differing", "nan_a", "nan_b"))
     seen = tally.largest >= 0
     largest = tally.largest if seen else 0

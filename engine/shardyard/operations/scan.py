@@ -19,6 +19,7 @@ from shardyard.dtypes import DType, Kind
 from shardyard.files import FileHandles
 from shardyard.findings import Finding, Severity
 from shardyard.operations import gather
+from shardyard.operations.bounds import refuse_endless
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.numeric import CHUNK, elements, keep_freed_memory, largest_finite, numeric, wide, words
 from shardyard.operations.parallel import default_workers, spread
@@ -111,6 +112,7 @@ def scan(checkpoint: Checkpoint, context: Context | None = None, workers: int = 
     context = context or Context()
     keep_freed_memory()
     tensors = {n: t for n, t in checkpoint.tensors.items() if t.layout is not None}
+    refuse_endless(tensors.values())
     total = sum(t.nbytes for t in tensors.values())
     result = Scan(shapes={n: t.shape for n, t in tensors.items()})
     seen: dict[str, Seen] = {}

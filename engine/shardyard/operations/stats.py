@@ -13,6 +13,7 @@ from shardyard.checkpoint import Checkpoint, Tensor
 from shardyard.errors import IncompleteError, UsageError
 from shardyard.files import FileHandles
 from shardyard.operations import slices, statistics
+from shardyard.operations.bounds import refuse_endless
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.names import matching
 from shardyard.operations.numeric import keep_freed_memory
@@ -57,6 +58,7 @@ def stats(checkpoint: Checkpoint, options: StatsOptions | None = None, context: 
     options, context = options or StatsOptions(), context or Context()
     part = options.part or checkpoint.part
     tensors = _selected(checkpoint, part, options.select)
+    refuse_endless(tensors)
     keep_freed_memory()
     total = sum(t.nbytes * statistics.passes(t) for t in tensors)
     rows: dict[str, dict[str, Any]] = {}

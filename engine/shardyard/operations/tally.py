@@ -65,21 +65,19 @@ class Tally:
         if self.first < 0:
             self.first = later.first
         self.largest_a = max(self.largest_a, later.largest_a)
-        for name in (
-            "count",
-            "differing",
-            "finite",
-            "total",
-            "squares",
-            "nan_a",
-            "nan_b",
-            "inf_a",
-            "inf_b",
-            "outside",
-            "unexplained",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(later, name))
-        self.powers.update(later.powers)
+        self.count += later.count
+        self.differing += later.differing
+        self.finite += later.finite
+        self.total += later.total
+        self.squares += later.squares
+        self.nan_a += later.nan_a
+        self.nan_b += later.nan_b
+        self.inf_a += later.inf_a
+        self.inf_b += later.inf_b
+        self.outside += later.outside
+        self.unexplained += later.unexplained
+        if later.powers:
+            self.powers.update(later.powers)
 
 
 Compare = Callable[[Array, Array, int, Tolerance], Tally]
