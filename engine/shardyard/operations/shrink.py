@@ -248,7 +248,7 @@ def shrinking(handles: FileHandles, path: str, plan: ShrinkPlan) -> Shrinking | 
     if content is Content.SAFETENSORS:
         from shardyard.operations.shrink_safetensors import SafetensorsShrink
 
-        return SafetensorsShrink(handles, path, ties.drop.get(path) if ties else None, ties.note.get(path) if ties else None)
+        return SafetensorsShrink(handles, path, ties.drop.get(path) if ties else None)
     if content in (Content.ZIP, Content.PICKLE, Content.TAR):
         from shardyard.operations.shrink_torch import Ties, TorchShrink
 

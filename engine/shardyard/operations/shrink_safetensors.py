@@ -33,14 +33,11 @@ class Whole:
 class SafetensorsShrink:
     """The new form of one safetensors file; `write` and `prove` do the work."""
 
-    def __init__(
-        self, handles: FileHandles, path: str, drop: Mapping[str, str] | None = None, note: Mapping[str, str] | None = None
-    ) -> None:
-        """Drop the names in `drop` (alias to owner), and write `note` (the same, of this file's owners) into the metadata."""
+    def __init__(self, handles: FileHandles, path: str, drop: Mapping[str, str] | None = None) -> None:
+        """Leave out the names in `drop` (alias to owner); the metadata will say whose copies they were."""
         self.handles = handles
         self.path = path
         self.drop = dict(drop or {})
-        self.note = dict(note or {})
         self.data_start, self.metadata, self.entries = _entries(handles, path)
         self.size = handles.size(path)
         kept = {n: e for n, e in self.entries.items() if n not in self.drop}
@@ -59,11 +56,11 @@ class SafetensorsShrink:
 
     @property
     def worthwhile(self) -> bool:
-        return bool(self.drop) or bool(self.note) or self.payload < self.size - self.data_start
+        return bool(self.drop) or self.payload < self.size - self.data_start
 
     def _head(self) -> bytes:
         header: dict[str, object] = {}
-        metadata = {**self.metadata, **self.note}
+        metadata = {**self.metadata, **self.drop}
         if metadata:
             header["__metadata__"] = metadata
         position = 0
@@ -98,7 +95,7 @@ class SafetensorsShrink:
             start, metadata, entries = _entries(handles, path)
             _, _, before = _entries(handles, self.path)
             kept = {n: (e.dtype, e.shape) for n, e in before.items() if n not in self.drop}
-            if kept != {n: (e.dtype, e.shape) for n, e in entries.items()} or metadata != {**self.metadata, **self.note}:
+            if kept != {n: (e.dtype, e.shape) for n, e in entries.items()} or metadata != {**self.metadata, **self.drop}:
                 raise JobError(f"{name}: the new file's header differs; the old one was left alone.", path=self.path)
             for tensor, entry in entries.items():
                 old = before[tensor]

@@ -29,8 +29,6 @@ class Tied:
 
     drop: dict[str, dict[str, str]] = field(default_factory=dict)
     """By file: alias to owner, for copies to leave out."""
-    note: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By file of the owner: what to write into its metadata."""
     indexes: dict[str, bytes] = field(default_factory=dict)
     """Indexes that must be written anew, with their new bytes."""
     differing: list[tuple[str, str]] = field(default_factory=list)
@@ -84,7 +82,6 @@ def _pair(handles: FileHandles, found: Tied, a: Whole, b: Whole, owner: str, ali
         found.differing.append((alias, owner))
         return
     found.drop.setdefault(b.path, {})[alias] = owner
-    found.note.setdefault(a.path, {})[alias] = owner
 
 
 def _indexes(folder: str, found: Tied) -> None:
@@ -116,7 +113,7 @@ def _indexes(folder: str, found: Tied) -> None:
 def _sizes(found: Tied) -> dict[str, int]:
     with FileHandles() as handles:
         sizes: dict[str, int] = {}
-        folder = {os.path.dirname(path) for path in (*found.drop, *found.note)}
+        folder = {os.path.dirname(path) for path in found.drop}
         for place in folder:
             for name in os.listdir(place):
                 if name.endswith(".safetensors") and SHARD_NAME.fullmatch(name):
