@@ -25,9 +25,9 @@ def plan(verb: str, sources: Sequence[str], out: str | None, options: Mapping[st
     if verb in ("merge", "export"):
         return _plan(spec, resuming=False).to_json()
     if verb == "shrink":
-        from shardyard.operations import shrink
+        from shardyard.operations.shrink import plan_shrink
 
-        return dict(shrink.plan_shrink(list(sources), out, **options).to_json())
+        return plan_shrink(list(sources), out, **options).to_json()
     raise UsageError(f"{verb} has no plan: it writes nothing.")
 
 
@@ -86,9 +86,10 @@ def _publish(made: Plan, context: Context, *, there: bool) -> Mapping[str, Any]:
 
 def shrink(job: Job, context: Context) -> Mapping[str, Any]:
     """Drop stored bytes that no tensor uses."""
-    from shardyard.operations import shrink as operation
+    from shardyard.operations.shrink import plan_shrink
+    from shardyard.operations.shrink import shrink as carry_out
 
-    return dict(operation.shrink(operation.plan_shrink(list(job.spec.sources), job.spec.out, **job.spec.options), context))
+    return carry_out(plan_shrink(list(job.spec.sources), job.spec.out, **job.spec.options), context)
 
 
 def compare(job: Job, context: Context) -> Mapping[str, Any]:
