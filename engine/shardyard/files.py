@@ -103,6 +103,11 @@ class FileHandles:
             for handle in handles:
                 handle.retire()
 
+    def __del__(self) -> None:
+        # Whoever opens a checkpoint without handles of its own never closes them: ten thousand opens ran out of descriptors.
+        if hasattr(self, "spool"):
+            self.close()
+
     def __enter__(self) -> FileHandles:
         return self
 

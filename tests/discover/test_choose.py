@@ -192,3 +192,12 @@ def test_a_scan_stops_when_it_is_asked_to(tmp_path: Path) -> None:
 def test_a_listing_that_fails_is_told(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "gone")
     assert "cannot be listed" in discover.look(folder).problems[0]
+
+
+def test_checkpoints_that_are_dropped_keep_no_descriptors(tmp_path: Path) -> None:
+    write_sharded(tmp_path, [{"x": np.ones(3, "float32")}, {"y": np.ones(5, "float32")}])
+    open_checkpoint(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        open_checkpoint(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) <= before
