@@ -32,6 +32,9 @@ class Contents:
     """Aliases to owners: names that are not written."""
     wholes: list[Whole] = field(default_factory=list)
     """Values of a torch file that are made of several tensors."""
+    adapters: dict[str, list[Written]] = field(default_factory=dict)
+    """Adapters that are split off, by folder."""
+    adapter_configs: dict[str, bytes] = field(default_factory=dict)
 
 
 def check_layout(tensor: Tensor, name: str) -> None:
@@ -64,6 +67,12 @@ def choose(checkpoint: Checkpoint, selection: Selection, options: MergeOptions, 
         parts = {part for c in held for part in c.parts}
         for group in tie_groups(checkpoint, {n: t for n, t in tensors.items() if n not in parts}):
             # A torch file keeps every name, on one storage, so there a tie costs nothing.
+            if not selection.folds.keys().isdisjoint((group.owner, *group.aliases)):
+                raise UnsupportedError(
+                    f"{_listed((group.owner, *group.aliases))} are tied, and LoRA changes one of them; write --tied both.",
+                    code="lora-unmerged",
+                    tensors=[group.owner, *group.aliases],
+                )
             if options.tied == "once" or group.declared or kind == "torch":
                 tied.update(dict.fromkeys(group.aliases, group.owner))
                 copies.setdefault(group.owner, []).extend(tensors[n] for n in group.compare)
@@ -74,10 +83,14 @@ def choose(checkpoint: Checkpoint, selection: Selection, options: MergeOptions, 
         if old not in tied:
             keep = target is None or not tensor.dtype.castable or not kept.isdisjoint((old, names[old])) or old in exact
             dtype = tensor.dtype if keep or target is None else target
-            written.append(Written(names[old], tensor, dtype, tuple(copies.get(old, ()))))
+            written.append(Written(names[old], tensor, dtype, tuple(copies.get(old, ())), selection.folds.get(old)))
     _refuse_unholdable(written, kind)
     new_tied = {names[alias]: names[owner] for alias, owner in tied.items()}
-    return Contents(written, [names[old] for old in tensors], new_tied, _wholes(held, names, written))
+    adapters = {f: [Written(name, t, t.dtype) for name, t in taken] for f, taken in selection.adapters.items()}
+    for taken in adapters.values():
+        _refuse_unholdable(taken, "safetensors")
+    order = [names[old] for old in tensors]
+    return Contents(written, order, new_tied, _wholes(held, names, written), adapters, selection.adapter_configs)
 
 
 def _target(checkpoint: Checkpoint, options: MergeOptions) -> DType | None:

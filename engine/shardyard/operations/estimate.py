@@ -97,6 +97,8 @@ def summarise(plan: Plan, kind: str, places: Mapping[str, str]) -> None:
         "without_prefix": list(selection.without_prefix[:MOST_LISTED]),
         "complete": plan.complete,
         "missing": list(selection.missing),
+        "folded": len(selection.folds),
+        "adapters": {folder: len(taken) for folder, taken in selection.adapters.items()},
         "frozen_left_out": len(selection.frozen_left_out),
         "from_elsewhere": _notes(written),
         "findings": [{"code": f.code, "severity": f.severity.value, "message": f.message} for f in plan.findings],

@@ -93,6 +93,8 @@ def _defaults(checkpoint: Checkpoint, config: Mapping[str, object], options: Mer
         part = selection.choose_part(checkpoint, options.part)
         buffers = [name for name, tensor in part.tensors.items() if tensor.role is Role.BUFFER]
         changes["keep_dtype"] = (ALWAYS_KEPT, *(_literal(name) for name in buffers))
+    if options.lora is None:
+        changes["lora"] = "split"
     return options.but(**changes) if changes else options
 
 

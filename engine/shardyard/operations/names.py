@@ -48,7 +48,7 @@ def strip_prefixes(names: Iterable[str], prefixes: Sequence[str]) -> Names:
         lacking = new.keys() - set(having)
         without.extend(name for name in new if name in lacking)
         new.update({old: new[old][len(prefix) :] for old in having})
-    _refuse_collisions(new)
+    refuse_collisions(new)
     return Names(new, tuple(dict.fromkeys(without)))
 
 
@@ -70,7 +70,8 @@ def _without_wrappers(name: str) -> str:
     return ".".join([p for p in parts[:-1] if p not in WRAPPER_PARTS] + parts[-1:])
 
 
-def _refuse_collisions(new: dict[str, str]) -> None:
+def refuse_collisions(new: dict[str, str]) -> None:
+    """Raise UsageError if two stored names have one output name."""
     seen: dict[str, str] = {}
     for old, name in new.items():
         other = seen.setdefault(name, old)

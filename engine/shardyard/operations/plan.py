@@ -21,6 +21,7 @@ from shardyard.files import FileHandles, fingerprint
 from shardyard.findings import Finding
 from shardyard.limits import preflight
 from shardyard.operations import contents, estimate
+from shardyard.operations.adapters import CONFIG
 from shardyard.operations.options import MergeOptions
 from shardyard.operations.outputs import (
     OutputFile,
@@ -152,10 +153,13 @@ def _plan(
 ) -> Plan:
     kind = _output_format(place, options)
     selection = select(checkpoint, options)
-    for name, tensor in selection.tensors.items():
-        contents.check_layout(tensor, selection.names[name])
     chosen = contents.choose(checkpoint, selection, options, kind)
-    records = list(_records(selection.tensors.values()))
+    tensors = [w.tensor for w in (*chosen.written, *(a for taken in chosen.adapters.values() for a in taken))]
+    tensors += [t for fold in selection.folds.values() for t in (fold.a, fold.b)]
+    tensors += [copy for w in chosen.written for copy in w.copies]
+    for tensor in tensors:
+        contents.check_layout(tensor, tensor.name)
+    records = list(_records(tensors))
     used = list(dict.fromkeys(r.path for r in records if not isinstance(r, InlineRecord)))
     if not resuming:
         check_free(place, overwrite=options.overwrite, sources=[*used, str(checkpoint.path)])
@@ -167,7 +171,7 @@ def _plan(
         selection,
         files,
         chosen.tied,
-        Counter((w.tensor.dtype.name, w.dtype.name) for w in chosen.written if w.cast),
+        Counter((w.tensor.dtype.name, w.dtype.name) for w in chosen.written if w.dtype != w.tensor.dtype),
         {path: fingerprint(handles, path) for path in used} | _inline(records),
         list({id(r): r for r in records if isinstance(r, EncodedRecord)}.values()),
         list(selection.findings),
@@ -216,10 +220,23 @@ def _lay_out(
             files.append(torch_file(name, tensors, tied, names, wholes))
             places.update(dict.fromkeys(tied, name))
         places.update({w.name: name for w in tensors})
+    files.extend(_adapter_files(chosen, place))
     if len(shards) > 1:
         index = index_file(f"{stem}{ending}.index.json", sum(w.nbytes for w in chosen.written), places)
         files.append(index)
     return files, places
+
+
+def _adapter_files(chosen: contents.Contents, place: Place) -> list[OutputFile]:
+    """Adapters that were split off, in folders of their own, as PEFT saves them."""
+    if chosen.adapters and place.single:
+        raise UsageError("An adapter that is split off needs a folder as the output; give one, or use --lora keep.")
+    files = []
+    for folder, written in chosen.adapters.items():
+        files.append(safetensors_file(f"{folder}/adapter_model.safetensors", written, {"format": "pt"}))
+        if folder in chosen.adapter_configs:
+            files.append(literal_file(f"{folder}/{CONFIG}", chosen.adapter_configs[folder]))
+    return files
 
 
 def _shards(chosen: contents.Contents, most: int | None) -> list[list[int]]:
@@ -288,7 +305,9 @@ def _hash(plan: Plan, kind: str) -> str:
             if isinstance(segment.content, bytes):
                 digest.update(segment.content)
             else:
-                text = f"{segment.content.name}\0{segment.content.dtype.name}\0{segment.start}\0"
+                fold = segment.content.fold
+                change = f"{fold.a.name}\0{fold.b.name}\0{fold.scale!r}\0{fold.transposed}\0" if fold is not None else ""
+                text = f"{segment.content.name}\0{segment.content.dtype.name}\0{segment.start}\0{change}"
                 digest.update(text.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 

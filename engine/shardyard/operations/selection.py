@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from shardyard.checkpoint import Checkpoint, Part, Role, Tensor
+from shardyard.checkpoint import Checkpoint, CheckpointKind, Part, Role, Tensor
+from shardyard.discover import open_checkpoint
 from shardyard.errors import AmbiguousError, CheckpointError, IncompleteError, UnsupportedError, UsageError
 from shardyard.findings import Blocks, Finding
+from shardyard.formats.candidate import OpenOptions
+from shardyard.operations import adapters
 from shardyard.operations import names as naming
+from shardyard.operations.adapters import Fold
 from shardyard.operations.options import MergeOptions
 from shardyard.text import printable
 
@@ -33,6 +38,11 @@ class Selection:
     frozen_left_out: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
     """Those of the reader that concern what is merged."""
+    folds: dict[str, Fold] = field(default_factory=dict)
+    """Low-rank changes to add, by stored name."""
+    adapters: dict[str, list[tuple[str, Tensor]]] = field(default_factory=dict)
+    """Adapters that are split off, by folder: output names and tensors."""
+    adapter_configs: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -72,7 +82,7 @@ def select(checkpoint: Checkpoint, options: MergeOptions) -> Selection:
         raise IncompleteError(
             "Nothing can be rebuilt: no tensor has its data.", code="missing-tensor", path=str(checkpoint.path), tensors=absent
         )
-    return Selection(
+    chosen = Selection(
         part.name,
         here,
         named.new,
@@ -82,6 +92,28 @@ def select(checkpoint: Checkpoint, options: MergeOptions) -> Selection:
         tuple(named.new[name] for name in frozen),
         findings,
     )
+    if options.lora in ("split", "fold"):
+        _take_adapters(checkpoint, chosen, options)
+    return chosen
+
+
+def _take_adapters(checkpoint: Checkpoint, chosen: Selection, options: MergeOptions) -> None:
+    """Split LoRA weights off, or fold them in; an adapter alone is folded into the base model that `--like` names."""
+    tensors, names = dict(chosen.tensors), dict(chosen.names)
+    if options.lora == "fold" and options.like is not None and checkpoint.kind is CheckpointKind.LORA:
+        base = open_checkpoint([Path(options.like)], OpenOptions())
+        tensors |= {name: t for name, t in base.tensors.items() if t.layout is not None}
+        names |= {name: name for name in base.tensors}
+    made = adapters.split(checkpoint, tensors, names, str(options.lora))
+    if made is None:
+        return
+    chosen.tensors = {old: tensors[old] for old in tensors if old in made.base}
+    chosen.names = names | made.base
+    chosen.folds = made.folds
+    chosen.renamed = sum(1 for old in chosen.tensors if chosen.names[old] != old)
+    chosen.adapters = {f: [(new, tensors[old]) for old, new in taken.items()] for f, taken in made.files.items()}
+    chosen.adapter_configs = made.configs
+    naming.refuse_collisions({old: chosen.names[old] for old in chosen.tensors})
 
 
 def choose_part(checkpoint: Checkpoint, asked: str | None) -> Part:

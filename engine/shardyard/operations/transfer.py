@@ -11,11 +11,13 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.limits import disk
 from shardyard.operations import agreement, gather
+from shardyard.operations.adapters import Fold
 from shardyard.operations.casts import CAST_BLOCK, cast_block
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.ledger import Ledger, UnitDone
@@ -24,6 +26,9 @@ from shardyard.operations.plan import Plan, Unit
 from shardyard.operations.sources import Seen, SourceChecks, check_records
 from shardyard.operations.write_back import start_write_back
 from shardyard.operations.written import Written
+
+if TYPE_CHECKING:
+    from shardyard.operations.low_rank import LowRank
 
 BLOCK = gather.BLOCK
 BATCH_S = 2.0
@@ -175,6 +180,7 @@ class _UnitWork:
         self.done = UnitDone(unit.number)
         self.seen = Seen() if transfer.verify != "none" else None
         self.item = unit.file.name
+        self.matrices: dict[str, LowRank] = {}
 
     def run(self) -> UnitDone:
         unit, segments = self.unit, self.unit.file.segments
@@ -296,10 +302,22 @@ class _UnitWork:
             gather.read_range(written.tensor, first, first + len(source), source, self.handles, self.seen)
             for copy in written.copies:
                 agreement.check_tied(written, copy, first, source, self.handles)
-            count = cast_block(source, kind, out, wanted)
+            if written.fold is not None:
+                count = self._fold(written, written.fold, first, source, out)
+            else:
+                count = cast_block(source, kind, out, wanted)
             if count:
                 overflows = self.done.overflows
                 overflows[written.name] = overflows.get(written.name, 0) + count
+
+    def _fold(self, written: Written, fold: Fold, first: int, source: memoryview, out: memoryview) -> int:
+        """Add a low-rank change to stored bytes from `first` on; both matrices are kept for the rest of the unit."""
+        from shardyard.operations.low_rank import LowRank
+
+        if written.name not in self.matrices:
+            # One at a time: a unit's tensors come one after the other.
+            self.matrices = {written.name: LowRank(fold, self.handles)}
+        return self.matrices[written.name].add(written, first, source, out)
 
     def _cast_unaligned(self, written: Written, lo: int, part: memoryview) -> None:
         """A block that cuts an element in two: cast whole ones, keep the middle."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shardyard.checkpoint import Tensor
 from shardyard.dtypes import DType
+from shardyard.operations.adapters import Fold
 
 
 @dataclass(slots=True, eq=False)
@@ -21,9 +22,13 @@ class Written:
     copies: tuple[Tensor, ...] = ()
     """Separately stored copies that are dropped: the transfer shows that their bytes are equal."""
 
+    fold: Fold | None = None
+    """A low-rank change that is added while it is written."""
+
     @property
     def cast(self) -> bool:
-        return self.dtype != self.tensor.dtype
+        """Whether its bytes are not those that are stored."""
+        return self.dtype != self.tensor.dtype or self.fold is not None
 
     @property
     def nbytes(self) -> int:
