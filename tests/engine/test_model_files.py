@@ -155,3 +155,14 @@ def test_a_tensor_beyond_the_end_is_listed_without_its_data(tmp_path: Path) -> N
     checkpoint: Checkpoint = open_checkpoint(tmp_path)
     missing = [n for n, t in checkpoint.tensors.items() if t.layout is None]
     assert len(checkpoint.tensors) == 21 and len(missing) == 1 and not checkpoint.complete
+
+
+def test_settings_of_an_adapter_beside_a_model_that_holds_it_make_no_empty_adapter(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    alone = open_checkpoint(tmp_path)
+    assert [f.code for f in alone.findings] == ["missing-shard"]
+    save_file({"base_model.model.w.base_layer.weight": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    whole = open_checkpoint(tmp_path)
+    assert (whole.kind.value, whole.complete, len(whole.tensors)) == ("safetensors", True, 1)

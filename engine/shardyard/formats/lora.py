@@ -30,7 +30,7 @@ class Lora:
         config = (CONFIG,) if CONFIG in unclaimed and CONFIG in folder.files else ()
         for name in weights:
             yield Candidate(self, folder, Path(folder.entries[name].path), CheckpointKind.LORA, (name, *config))
-        if config and not weights:
+        if config and not weights and not _other_weights(folder, unclaimed):
             yield Candidate(self, folder, folder.path, CheckpointKind.LORA, config)
 
     def open(self, candidate: Candidate, options: OpenOptions) -> Checkpoint:
@@ -70,6 +70,12 @@ class Lora:
 
 
 FORMAT = Lora()
+
+
+def _other_weights(folder: Folder, unclaimed: Mapping[str, None]) -> bool:
+    """Whether the config belongs to weights of another kind: a model saved with its adapter inside, a training checkpoint."""
+    claimed = folder.entries.keys() - unclaimed.keys()
+    return bool(claimed) or any(name.endswith((".safetensors", ".bin", ".pt", ".pth")) for name in folder.files)
 
 
 def _settings(folder: Folder) -> dict[str, str]:
