@@ -45,7 +45,7 @@ def show(
     """Print the report; exit code 1 only with `strict`."""
     from shardyard.operations import inspect
 
-    report = inspect.report(paths, tensors=tensors, hashes=hashes, deep=deep, tag=tag)
+    report: dict[str, Any] = inspect.report(paths, tensors=tensors, hashes=hashes, deep=deep, tag=tag)
     if as_json:
         json.dump(report, sys.stdout, indent=1, ensure_ascii=True)
         print()
