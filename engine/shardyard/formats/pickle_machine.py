@@ -430,7 +430,8 @@ class Machine:
             target.items.extend(items)
         elif isinstance(target, Call):
             self.spend(120)
-            target.later.append((kind, items))
+            if items:
+                target.later.append((kind, items))
         else:
             raise PickleError(f"it adds items to a value that is no list or set, near byte {self.position}.")
 
@@ -451,7 +452,8 @@ class Machine:
             target.pairs.extend(found)
         elif isinstance(target, Call):
             self.spend(120)
-            target.later.append(("SETITEMS", found))
+            if found:
+                target.later.append(("SETITEMS", found))
         else:
             raise PickleError(f"it sets items of a value that is no dict, near byte {self.position}.")
 

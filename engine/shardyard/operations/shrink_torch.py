@@ -55,6 +55,9 @@ class TorchShrink:
         self.file = file
         self.records = self._records()
         names = [(name, size) for name, size, _ in self.records]
+        if not all(map(_is_utf8, (name for name, _ in names))):
+            said = f"{file.name} has a record whose name is not UTF-8, which is not written again."
+            raise UnsupportedError(said, code="unsupported", path=path)
         self.placed = zip_layout.place(names, file.zip.alignment) if file.zip is not None else []
 
     @property
@@ -139,6 +142,14 @@ class TorchShrink:
         """
         with FileHandles() as handles, no_collection():
             prove_same(handles, self.path, path, meter, self.joined)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _joined(handles: FileHandles, file: TorchFile, ties: Ties) -> list[tuple[str, str]]:
