@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardyard.cli.exits import ExitCode
 
@@ -45,12 +45,13 @@ def show(
     """Print the report; exit code 1 only with `strict`."""
     from shardyard.operations import inspect
 
-    report: dict[str, Any] = inspect.report(paths, tensors=tensors, hashes=hashes, deep=deep, tag=tag)
+    report = inspect.report(paths, tensors=tensors, hashes=hashes, deep=deep, tag=tag)
     if as_json:
         json.dump(report, sys.stdout, indent=1, ensure_ascii=True)
         print()
     else:
         for line in inspect.describe(report):
             print(line)
-    found = any(f["severity"] in ("error", "warning") for c in report["checkpoints"] for f in c["findings"])
+    checkpoints = cast(list[dict[str, Any]], report["checkpoints"])
+    found = any(f["severity"] in ("error", "warning") for c in checkpoints for f in c["findings"])
     return ExitCode.FOUND if strict and found else ExitCode.DONE
