@@ -76,13 +76,18 @@ def _piece(model: ModelFile | None, name: str, per: int, first: ModelFile) -> Fl
     return piece
 
 
+def left_out(model: ModelFile, stage: int) -> bool:
+    """Whether the run saved without its frozen weights, as far as it is recorded: from stage 2 on."""
+    return stage >= 2 and model.frozen_recorded and model.frozen is None
+
+
 def report_left_out(reading: Reading, model: ModelFile, stage: int) -> None:
     """Say so when the run saved without its frozen weights (`exclude_frozen_parameters`).
 
-    From stage 2 on a recorded None tells.  At stage 1 it is always None: there a module that has a bias and no weight, or lacks
+    From stage 2 on a recorded None tells.  At stage 1 that is always None: there a module that has a bias and no weight, or lacks
     what its like in other layers have, is a likely sign.
     """
-    if stage >= 2 and model.frozen_recorded and model.frozen is None:
+    if left_out(model, stage):
         signs: list[str] = []
     elif stage == 1 and model.frozen_recorded and model.module_stored:
         signs = _gaps([n for n in model.module if n not in (model.buffers or ())], model.modules)

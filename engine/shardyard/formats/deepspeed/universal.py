@@ -81,7 +81,9 @@ def _stored(step: Step, model: ModelFile, models: dict[int, ModelFile], *, stage
             stored.frozen = frozen.cut([models.get(r) for r in range(model.settings.data_ranks or len(models))])
     except DamagedError as error:
         step.reading.refuse(error)
-    frozen.report_left_out(step.reading, model, 3 if stage_3 else model.settings.stage or 2)
+    stage = 3 if stage_3 else model.settings.stage or 2
+    stored.left_out = frozen.left_out(model, stage)
+    frozen.report_left_out(step.reading, model, stage)
     return stored
 
 

@@ -33,6 +33,8 @@ class Stored:
     """Alias to owner, as recorded."""
     frozen: Mapping[str, Tensor] = field(default_factory=dict)
     """Frozen weights that have pieces of their own."""
+    left_out: bool = False
+    """That frozen weights were left out on purpose: the placeholder of another name of one is not a loss."""
 
 
 @dataclass(slots=True)
@@ -149,7 +151,8 @@ def _rest(reading: Reading, stored: Stored, found: dict[str, Tensor]) -> None:
         if name in found:
             continue
         if copy is None:
-            lost.append(name)
+            if not stored.left_out or name not in stored.shared:
+                lost.append(name)
         elif stored.buffers is None:
             found[name] = replace(copy, role=Role.BUFFER, note="a buffer or a frozen weight: this version does not say which")
         else:

@@ -170,6 +170,7 @@ def _stored(step: Step, model: ModelFile | None, ranks: RankSet, stage: int) -> 
         model.file.path, stored_names(reading, model, stage), frozenset(model.buffers) if model.buffers is not None else None
     )
     found.shared = model.shared or {}
+    found.left_out = frozen.left_out(model, stage)
     frozen.report_left_out(reading, model, stage)
     try:
         if stage < 3:
