@@ -442,7 +442,7 @@ def with_copy(state: torch.Tensor, copy: torch.Tensor) -> Checkpoint:
 
 
 def test_masters_must_round_to_their_16_bit_copy(tmp_path: Path) -> None:
-    weights = torch.randn(5000)
+    weights = torch.randn(500_000)
     rounded = weights.to(torch.bfloat16)
     run(with_copy(weights, rounded), tmp_path / "good")
     bad = rounded.clone()
@@ -452,7 +452,7 @@ def test_masters_must_round_to_their_16_bit_copy(tmp_path: Path) -> None:
     assert caught.value.code == "copy-disagrees"
     run(with_copy(weights, bad), tmp_path / "unchecked", verify="none")
     hidden = rounded.clone()
-    hidden[1500] += 1  # between the windows of a sample
+    hidden[100_000] += 1  # between the windows of a sample
     run(with_copy(weights, hidden), tmp_path / "sampled")
     with pytest.raises(DamagedError, match="do not round"):
         run(with_copy(weights, hidden), tmp_path / "full", verify="full")

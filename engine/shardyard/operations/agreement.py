@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardyard.checkpoint import Layout, Tensor
-from shardyard.dtypes import DType
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.operations import gather
-from shardyard.operations.casts import cast_block
 from shardyard.operations.written import Written
 from shardyard.text import printable
 
@@ -81,46 +79,22 @@ def _check_replica(tensor: Tensor, layout: Layout, handles: FileHandles, *, ever
 
 
 def _check_copy16(tensor: Tensor, copy: Tensor, handles: FileHandles, *, everything: bool) -> None:
-    if copy.layout is None or copy.numel != tensor.numel:
-        return
-    item, small = tensor.dtype.itemsize, copy.dtype.itemsize
-    for lo, hi in _windows(tensor.numel, everything=everything):
-        rounded = _as(_read(tensor, lo * item, hi * item, handles), tensor.dtype, copy.dtype)
-        stored = _read(copy, lo * small, hi * small, handles)
-        if rounded != stored and not _same_but_nan(rounded, stored, copy.dtype):
-            raise DamagedError(
-                f"{printable(tensor.name, 120)}: the master weights do not round to the {copy.dtype.name} copy "
-                "in the same folder; ranks of different runs or steps are mixed. --verify none merges the masters all the same.",
-                code="copy-disagrees",
-                tensors=[tensor.name],
-                path=next(iter(copy.files), None),
-            )
+    from shardyard.operations.copy_check import check_copy  # numpy, which a merge without a 16-bit copy need not load
+
+    if check_copy(tensor, handles, sample=not everything) is not None:
+        raise DamagedError(
+            f"{printable(tensor.name, 120)}: the master weights do not round to the {copy.dtype.name} copy "
+            "in the same folder; ranks of different runs or steps are mixed. --verify none merges the masters all the same.",
+            code="copy-disagrees",
+            tensors=[tensor.name],
+            path=next(iter(copy.files), None),
+        )
 
 
 def _read(tensor: Tensor, lo: int, hi: int, handles: FileHandles) -> bytearray:
     buffer = bytearray(hi - lo)
     gather.read_range(tensor, lo, hi, memoryview(buffer), handles)
     return buffer
-
-
-def _as(data: bytearray, kind: DType, wanted: DType) -> bytearray:
-    if kind == wanted or not (kind.castable and wanted.castable):
-        return data
-    out = bytearray(len(data) // kind.itemsize * wanted.itemsize)
-    cast_block(memoryview(data), kind, memoryview(out), wanted)
-    return out
-
-
-def _same_but_nan(a: bytearray, b: bytearray, kind: DType) -> bool:
-    """Whether they differ only in the payloads of NaNs."""
-    import numpy as np
-
-    exponent = {"bfloat16": 0x7F80, "float16": 0x7C00}.get(kind.name)
-    if exponent is None or len(a) != len(b):
-        return False
-    x, y = np.frombuffer(a, "<u2"), np.frombuffer(b, "<u2")
-    nan = ((x & 0x7FFF) > exponent) & ((y & 0x7FFF) > exponent)
-    return bool(((x == y) | nan).all())
 
 
 def _file_names(*tensors: Tensor) -> list[str]:
