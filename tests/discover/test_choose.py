@@ -13,11 +13,14 @@ import pytest
 from shardyard import discover
 from shardyard.checkpoint import CheckpointKind
 from shardyard.discover import find, open_checkpoint
+from shardyard.dtypes import BY_NAME
 from shardyard.errors import AmbiguousError, UsageError
 from shardyard.formats.folder import Folder
+from shardyard.formats.pickles import Dict
+from shardyard.formats.torch_writer import Storage, tensor, write_torch
 from support.checkpoints import fixture_root
 from support.model_files import llama, write_config, write_safetensors, write_sharded
-from support.reports import looked_at, only
+from support.reports import finding, looked_at, only
 
 K = CheckpointKind
 
@@ -201,3 +204,35 @@ def test_checkpoints_that_are_dropped_keep_no_descriptors(tmp_path: Path) -> Non
     for _ in range(20):
         open_checkpoint(tmp_path)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def pieces(folder: Path, names: list[str]) -> None:
+    """Files that each hold a part of every weight, and do not say so."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        weights, outer = Dict(), Dict()
+        weights.pairs.append(("w", tensor(Storage(BY_NAME["float32"], bytes(32)), (4, 2))))
+        outer.pairs.append(("model", weights))
+        write_torch(folder / name, outer if "mp_rank" in name else weights)
+
+
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [
+        ([f"consolidated.{i:02d}.pth" for i in range(4)], "consolidated.02.pth"),
+        ([f"mp_rank_{i:02d}/model_optim_rng.pt" for i in range(4)], "mp_rank_02/model_optim_rng.pt"),
+        ([f"mp_rank_{i:02d}/model_optim_rng.pt" for i in range(4)], "mp_rank_02"),
+    ],
+)
+def test_a_piece_of_a_tensor_parallel_set_never_passes_for_a_model(tmp_path: Path, names: list[str], given: str) -> None:
+    pieces(tmp_path, names)
+    whole, piece = only(tmp_path), only(tmp_path / given)
+    assert whole["kind"] == piece["kind"] == "tensor-parallel" and not whole["mergeable"] and not piece["mergeable"]
+    assert whole["verdict"].startswith("A set of 4 pieces") and piece["verdict"].startswith("Only a piece of a model.")
+    assert "is piece 3 of 4" in finding(piece, "piece")["message"] and not piece["complete"]
+    assert not find(tmp_path / given).open().mergeable
+
+
+def test_the_step_is_told_by_the_folders_name(tmp_path: Path) -> None:
+    small(tmp_path / "checkpoint-1200" / "model.safetensors")
+    assert only(tmp_path)["step"] == 1200

@@ -4,7 +4,7 @@
 included, and never guesses: where several qualify it lists them.  `open_checkpoint` opens it with everything that lies beside it.
 """
 
-from shardyard.discover.choose import claimed_above, find
+from shardyard.discover.choose import enclosing, find
 from shardyard.discover.look import Look, look
 from shardyard.discover.opening import config_only, open_candidate, open_checkpoint, unreadable
 from shardyard.discover.walk import Visit, scan, walk
@@ -12,8 +12,8 @@ from shardyard.discover.walk import Visit, scan, walk
 __all__ = [
     "Look",
     "Visit",
-    "claimed_above",
     "config_only",
+    "enclosing",
     "find",
     "look",
     "open_candidate",

@@ -22,6 +22,8 @@ LEVELS_DOWN = 3
 MOST_FOLDERS_DOWN = 2000
 NOTE = "note"
 """Key in a candidate's details: a sentence about where it was found."""
+PIECE = "piece"
+"""Key in a candidate's details: a sentence about the one piece that was given."""
 
 
 def find(paths: Path | str | Sequence[Path | str]) -> Candidate:
@@ -53,6 +55,8 @@ def of_file(path: Path) -> Candidate:
         inside = path.relative_to(parent).as_posix()
         for candidate in look(Folder(parent)).candidates:
             if inside in candidate.files or (level and inside.partition("/")[0] in candidate.folders):
+                if candidate.kind is CheckpointKind.TENSOR_PARALLEL:
+                    return enclosing(candidate.folder, look(candidate.folder)) or _piece(candidate, inside)
                 return candidate if candidate.files == (inside,) or level == 0 else _note(candidate, path, "belongs to")
     return _alone(path)
 
@@ -81,11 +85,11 @@ _BY_ENDING: dict[str, tuple[Format, str]] = {
 
 def _of_folder(folder: Folder) -> Candidate:
     seen = look(folder)
+    above = enclosing(folder, seen)
+    if above is not None:
+        return above
     if seen.meant:
         return _only(seen.meant, folder)
-    above = claimed_above(folder)
-    if above is not None:
-        return _note(above, folder.path, "is part of")
     if seen.candidates:
         return _only(seen.candidates, folder)
     return _below(folder, seen)
@@ -108,6 +112,30 @@ def _shown(candidate: Candidate, folder: Folder) -> str:
         return printable(candidate.path.relative_to(folder.path).as_posix())
     except ValueError:
         return printable(str(candidate.path))
+
+
+def enclosing(folder: Folder, seen: Look) -> Candidate | None:
+    """The checkpoint further up that a folder is a part of, if it means none of its own or only one piece of a set."""
+    pieces = [c for c in seen.meant if c.kind is CheckpointKind.TENSOR_PARALLEL]
+    if seen.meant and not pieces:
+        return None
+    above = claimed_above(folder)
+    if above is None:
+        return None
+    if not pieces:
+        return _note(above, folder.path, "is part of")
+    if above.kind is not CheckpointKind.TENSOR_PARALLEL or len(above.files) < 2:
+        return None
+    return _piece(above, next((f for f in above.files if f.startswith(folder.name + "/")), folder.name))
+
+
+def _piece(candidate: Candidate, given: str) -> Candidate:
+    """A set of which only one file was given: half a model must not pass for a whole one."""
+    count = len(candidate.files)
+    if count < 2 or given not in candidate.files:
+        return candidate
+    text = f"{printable(given)} is piece {candidate.files.index(given) + 1} of {count}: each piece holds a part of every weight."
+    return replace(candidate, details={**candidate.details, PIECE: text})
 
 
 def claimed_above(folder: Folder) -> Candidate | None:

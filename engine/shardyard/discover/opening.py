@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from shardyard import health
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Role, Tensor
-from shardyard.discover.choose import NOTE, find
+from shardyard.discover.choose import NOTE, PIECE, find
 from shardyard.discover.look import SINGLES, look
 from shardyard.errors import CheckpointError, ShardyardError, UsageError
 from shardyard.findings import Blocks, Finding, Severity
@@ -22,6 +23,8 @@ from shardyard.formats.side_files import TRAINING_STATE, side_files
 from shardyard.formats.sniff import Content, sniff_file
 from shardyard.text import printable
 
+_STEP = re.compile(r"(?:checkpoint|global_step|step|iter)[-_]?(\d{1,12})")
+"""Folders that trainers name after the step."""
 _BY_CONTENT: dict[Content, tuple[Format, CheckpointKind]] = {
     Content.SAFETENSORS: (hf_folder.FORMAT, CheckpointKind.SAFETENSORS),
     Content.ZIP: (torch_single.FORMAT, CheckpointKind.TORCH),
@@ -61,6 +64,10 @@ def open_candidate(candidate: Candidate, options: OpenOptions) -> Checkpoint:
     note = candidate.details.get(NOTE)
     if isinstance(note, str):
         checkpoint.findings.append(Finding("other-level", Severity.INFO, note))
+    piece = candidate.details.get(PIECE)
+    if isinstance(piece, str):
+        remedy = "Convert the whole set with the software that wrote it."
+        checkpoint.findings.append(Finding("piece", Severity.WARNING, piece, remedy, blocks=Blocks.MERGE))
     _attach(checkpoint, candidate)
     checkpoint.findings[:] = health.findings(checkpoint)
     return checkpoint
@@ -102,6 +109,8 @@ def _attach(checkpoint: Checkpoint, candidate: Candidate) -> None:
     if checkpoint.config is None:
         above = checkpoint.kind in _TRAINING_KINDS
         checkpoint.config, checkpoint.config_folder = find_config(folder, above=above)
+    if checkpoint.step is None and (match := _STEP.fullmatch(folder.name)):
+        checkpoint.step = int(match[1])
     if candidate.path != folder.path:
         return
     _add_optimizer(checkpoint, folder)

@@ -125,6 +125,10 @@ def _whole(checkpoint: Checkpoint) -> str:
         base = checkpoint.metadata.get("base model")
         detail = f" of rank {printable(rank, 20)} (alpha {printable(alpha, 20) if alpha else 'not recorded'})" if rank else ""
         return f"An adapter{detail}, not a model: {what}" + (f"; it belongs on {printable(base, 80)}." if base else ".")
+    if checkpoint.kind is K.TENSOR_PARALLEL:
+        return f"A set of {plural(checkpoint.world_size or 0, 'piece')}, none of them a model by itself: {what} in all."
+    if checkpoint.kind is K.FSDP_LOCAL:
+        return f"Slices of a model without the names and shapes of its weights: {what}."
     if checkpoint.kind in (K.GGUF, K.NPZ):
         return f"{what[0].upper()}{what[1:]}: all there."
     steps = _steps_beside(checkpoint)
@@ -161,7 +165,7 @@ def _incomplete(checkpoint: Checkpoint, blocking: list[Finding]) -> str:
     if worst.code == "placeholder":
         return f"Not a model yet: {_lower(_sentence(worst))}"
     if worst.code == "piece":
-        return f"Only a piece of a model: {_lower(_sentence(worst))}"
+        return f"Only a piece of a model. {_sentence(worst)}"
     here = sum(t.layout is not None for t in facts.model_tensors(checkpoint).values())
     if missing and worst in missing:
         more = f" ({len(blocking) - 1} more findings)" if len(blocking) > 1 else ""

@@ -79,7 +79,7 @@ def _candidates(given: Sequence[Path], context: Context, problems: list[str]) ->
     if len(given) != 1 or not given[0].is_dir():
         return [discover.find(given)], []
     folder = Folder(given[0])
-    whole = None if discover.look(folder).meant else discover.claimed_above(folder)
+    whole = discover.enclosing(folder, discover.look(folder))
     if whole is not None:
         return [whole], []
     found: list[Candidate] = []
