@@ -18,6 +18,7 @@ from shardyard.errors import AmbiguousError, UsageError
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import Dict
 from shardyard.formats.torch_writer import Storage, tensor, write_torch
+from shardyard.operations import inspect
 from support.checkpoints import fixture_root
 from support.model_files import llama, write_config, write_safetensors, write_sharded
 from support.reports import finding, looked_at, only
@@ -236,3 +237,17 @@ def test_a_piece_of_a_tensor_parallel_set_never_passes_for_a_model(tmp_path: Pat
 def test_the_step_is_told_by_the_folders_name(tmp_path: Path) -> None:
     small(tmp_path / "checkpoint-1200" / "model.safetensors")
     assert only(tmp_path)["step"] == 1200
+
+
+def test_unfinished_outputs_are_told_and_not_taken_for_checkpoints(tmp_path: Path) -> None:
+    small(tmp_path / "out.shardyard-partial" / "model.safetensors")
+    found = inspect.report(tmp_path)
+    assert found["checkpoints"] == [] and "was not finished" in found["problems"][0]
+    assert any("was not finished" in line for line in inspect.describe(found))
+
+
+def test_blobs_of_the_hubs_cache_are_seen_through_their_snapshots_alone(tmp_path: Path) -> None:
+    pieces(tmp_path / "blobs", ["0123abcd"])
+    (tmp_path / "snapshots" / "rev").mkdir(parents=True)
+    (tmp_path / "snapshots" / "rev" / "pytorch_model.bin").symlink_to("../../blobs/0123abcd")
+    assert [c.path for c in discover.scan(tmp_path)] == [tmp_path / "snapshots" / "rev"]

@@ -22,6 +22,9 @@ MOST_DEPTH = 400
 SKIPPED = frozenset({".git", "__pycache__"})
 """Folders that hold no checkpoints and may be large."""
 
+UNFINISHED = ".shardyard-partial"
+"""Ending of a folder in which an output is being written: what is in it is not whole."""
+
 Progress = Callable[[str, int, int], None]
 """Told of (folder, folders seen, checkpoints found)."""
 
@@ -76,8 +79,13 @@ def walk(
         waiting.extendleft(n for n in reversed(below) if not n.link and n.depth <= depth)
         links.extend(n for n in below if n.link and n.depth <= depth)
         too_deep = any(n.depth > MOST_DEPTH for n in below)
-        told = f"{printable(str(here.path))} is {MOST_DEPTH} folders deep; no further."
-        yield Visit(seen_here, level, (told,) if too_deep else ())
+        told = [f"{printable(str(here.path))} is {MOST_DEPTH} folders deep; no further."] if too_deep else []
+        told += [_unfinished(name) for name in seen_here.unclaimed if name.endswith(UNFINISHED)]
+        yield Visit(seen_here, level, tuple(told))
+
+
+def _unfinished(name: str) -> str:
+    return f"{printable(name)} is an output that was not finished; resume its job, or delete it."
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -93,7 +101,10 @@ def _below(seen: Look, level: int, root: str) -> list[_Next]:
     found = []
     for name in seen.unclaimed:
         entry = seen.folder.entries[name]
-        if not entry.is_dir or name in SKIPPED:
+        if not entry.is_dir or name in SKIPPED or name.endswith(UNFINISHED):
+            continue
+        if name == "blobs" and "snapshots" in seen.folder.folders:
+            # The hub's cache: its snapshots are links to these.
             continue
         link = os.path.islink(entry.path)
         if link and _is_above(os.path.realpath(entry.path), root):
