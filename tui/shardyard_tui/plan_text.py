@@ -87,12 +87,33 @@ def plan_lines(plan: Document, request: JobRequest, width: int) -> list[Line]:
     lines += _disk(plan, width)
     lines += _memory(plan, width)
     lines.append(())
-    lines += _values(plan, width)
+    lines += _shrunk(plan, width) if request.verb == "shrink" else _values(plan, width)
     lines += _odd(plan, width)
     lines += [(), *fact("The same as a command (Y copies it)", "", width, indent=36)]
     lines += wrap(command(request), width, "accent")
-    lines += [(), *wrap("If it stops, the same again goes on where it was. Nothing under the source is changed.", width, "dim")]
+    source = "Nothing under the source is changed."
+    if request.options.get("in_place"):
+        source = "Each file is replaced once the new one was read back and proved to be equal."
+    lines += [(), *wrap(f"If it stops, the same again goes on where it was. {source}", width, "dim")]
     return lines
+
+
+def _shrunk(plan: Document, width: int) -> list[Line]:
+    """What a shrink saves, file by file: those that become smaller first."""
+    rows = sorted(plan.get("files") or (), key=lambda row: -int(row.get("saved") or 0))
+    lines = fact("Saves", f"{units.size(int(plan.get('saved') or 0))} of {units.size(int(plan.get('before') or 0))}", width)
+    for row in rows[:_MOST_ROWS]:
+        if row.get("action") == "shrink":
+            text = f"{units.size(int(row['before']))} {ARROW} {units.size(int(row['after']))}"
+        else:
+            text = f"left as it is: {row.get('why')}"
+        lines += wrap(f"{row['name']}: {text}", width, "text" if row.get("action") == "shrink" else "dim", indent=2)
+    if len(rows) > _MOST_ROWS:
+        lines += wrap(f"and {len(rows) - _MOST_ROWS} more files", width, "dim", indent=2)
+    return lines
+
+
+_MOST_ROWS = 12
 
 
 def _amount(label: str, amount: str, text: str, width: int, style: str = "dim") -> list[Line]:

@@ -58,6 +58,7 @@ class Rewrite:
     storages: list[NewStorage] = field(default_factory=list)
     """In the order of the new file."""
     pickle: bytes = b""
+    tensors: int = 0
     old_payload: int = 0
     new_payload: int = 0
 
@@ -77,7 +78,7 @@ def plan_rewrite(file: TorchFile, join: Sequence[tuple[str, str]] = ()) -> Rewri
         DamagedError: a storage is missing or has another size than the pickle says.
     """
     looks = looks_of(file.root)
-    plan = Rewrite(file, old_payload=sum(r.nbytes for r in file.storages.values()))
+    plan = Rewrite(file, tensors=len(looks.tensors), old_payload=sum(r.nbytes for r in file.storages.values()))
     if join:
         _join(file, looks.tensors, join)
     by_key: dict[str, list[TensorCall]] = {}

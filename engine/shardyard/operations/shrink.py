@@ -36,6 +36,8 @@ class Shrinking(Protocol):
     @property
     def payload(self) -> int: ...
     @property
+    def tensors(self) -> int: ...
+    @property
     def worthwhile(self) -> bool: ...
     def write(self, fd: int, meter: Meter) -> None: ...
     def prove(self, path: str, meter: Meter) -> None: ...
@@ -51,6 +53,7 @@ class FilePlan:
     """Bytes of the new file; as before where it is left."""
     payload: int = 0
     """Tensor bytes to be written and compared."""
+    tensors: int = 0
     shrunk: bool = False
     why: str = ""
     """Why it is left as it is; empty for files that are not looked at."""
@@ -121,6 +124,7 @@ class ShrinkPlan:
             "out": None if self.place is None else printable(str(self.place.out)),
             "in_place": self.in_place,
             "files": [row_of(f) for f in self.looked_at],
+            "tensors": sum(f.tensors for f in shrunk),
             "before": self.before,
             "after": self.after,
             "saved": self.before - self.after,
@@ -145,6 +149,7 @@ def row_of(file: FilePlan) -> dict[str, Any]:
         "before": file.before,
         "after": file.after,
         "saved": file.saved,
+        "tensors": file.tensors,
         "action": "shrink" if file.shrunk else "leave",
         "why": file.why,
     }
@@ -234,7 +239,7 @@ def plan_file(handles: FileHandles, found: Found, plan: ShrinkPlan, *, alone: bo
     why = reason_to_leave(os.path.realpath(found.path), mark) if plan.in_place else ""
     if why:
         return replace(left, why=why)
-    return replace(left, after=new.nbytes, payload=new.payload, shrunk=True)
+    return replace(left, after=new.nbytes, payload=new.payload, tensors=new.tensors, shrunk=True)
 
 
 def shrinking(handles: FileHandles, path: str, plan: ShrinkPlan) -> Shrinking | None:

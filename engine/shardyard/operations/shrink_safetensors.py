@@ -55,6 +55,11 @@ class SafetensorsShrink:
         return len(self.head) + self.payload
 
     @property
+    def tensors(self) -> int:
+        """How many tensors the new file has."""
+        return len(self.order)
+
+    @property
     def worthwhile(self) -> bool:
         return bool(self.drop) or self.payload < self.size - self.data_start
 

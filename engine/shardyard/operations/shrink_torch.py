@@ -73,6 +73,11 @@ class TorchShrink:
         return self.rewrite.new_payload
 
     @property
+    def tensors(self) -> int:
+        """How many tensors look at storages."""
+        return self.rewrite.tensors
+
+    @property
     def worthwhile(self) -> bool:
         """Whether storages get smaller by more than padding eats up."""
         return self.rewrite.saved >= WORTHWHILE
