@@ -195,7 +195,10 @@ def ordered(values: Array, dtype: DType) -> Array:
     if dtype.name in _NO_NEGATIVE_ZERO:
         keys: Array = np.where(bits & top, -bits & (top - 1), bits ^ top)
         return keys
-    return np.where(bits & top, ~bits, bits ^ top)
+    signs = _signs(bits)
+    signs |= top  # all bits of a negative number are flipped, the sign alone of any other
+    signs ^= bits
+    return signs
 
 
 def unordered(keys: Array, dtype: DType) -> Array:
@@ -210,7 +213,17 @@ def unordered(keys: Array, dtype: DType) -> Array:
     if dtype.name in _NO_NEGATIVE_ZERO:
         bits: Array = np.where(keys & top, keys ^ top, -keys & (top - 1) | top)
         return bits.view(kind)
-    return np.where(keys & top, keys ^ top, ~keys).view(kind)
+    flips = ~_signs(keys)
+    flips |= top
+    flips ^= keys
+    return flips.view(kind)
+
+
+def _signs(bits: Array) -> Array:
+    """All ones where the top bit is set, else zero."""
+    width = 8 * bits.dtype.itemsize
+    signs: Array = (bits.view(f"i{bits.dtype.itemsize}") >> (width - 1)).view(bits.dtype)
+    return signs
 
 
 def _top_bit(bits: Array) -> np.unsignedinteger:
