@@ -191,6 +191,13 @@ def _next(checkpoint: Checkpoint, blocking: list[Finding]) -> str:
     if checkpoint.kind in _TRAINING:
         optimizer = f" It holds {size(checkpoint.usage.optimizer)} of optimizer state too." if checkpoint.usage.optimizer else ""
         return f"Merge or export it to get files that loaders open.{optimizer}"
+    bloat = [f for f in checkpoint.findings if f.code == "bloat" and f.severity is not Severity.INFO]
+    if len(bloat) > 1:
+        total = sum(f.nbytes for f in bloat)
+        stored = sum(f.nbytes for f in checkpoint.files if f.role == "weights")
+        return (
+            f"{size(total)} of {size(stored)} in its files are wasted, because whole storages were saved behind views: shrink it."
+        )
     serious = next((f for f in checkpoint.findings if f.severity is not Severity.INFO and f.remedy), None)
     if serious is not None:
         return f"{_sentence(serious)} {serious.remedy}"
