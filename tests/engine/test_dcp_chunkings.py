@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,34 @@ def test_ranks_with_metadata_of_their_own_are_united(tmp_path: Path) -> None:
     checkpoint = open_folder(tmp_path)
     assert find(checkpoint, "missing-metadata").paths == ("__1.metadata",)
     assert checkpoint.tensors["w"].layout is None
+
+
+def test_a_copy_stands_in_for_a_chunk_whose_file_is_missing(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = DcpWriter(tmp_path)
+        writer.tensor(("plain",), WEIGHT, [(rank, (0, 0), (6, 4))])
+        writer.write(name=f"__{rank}.metadata")
+    (tmp_path / "__0_0.distcp").unlink()
+    checkpoint = open_folder(tmp_path)
+    assert find(checkpoint, "missing-shard").paths == ("__0_0.distcp",)
+    assert values(checkpoint, "plain") == WEIGHT.tobytes()
+    assert checkpoint.tensors["plain"].replicas == ()
+
+
+def test_a_save_that_was_stopped_over_an_older_one_is_suspected(tmp_path: Path) -> None:
+    writer = DcpWriter(tmp_path)
+    writer.tensor(("w",), WEIGHT, ROWS)
+    writer.write()
+    assert open_folder(tmp_path).findings == []
+    os.utime(tmp_path / "__1_0.distcp", (time.time() + 3600,) * 2)
+    finding = find(open_folder(tmp_path), "stale-file")
+    assert finding.paths == ("__1_0.distcp",)
+    assert not finding.sure
+    # All of them later is how a copy looks that began with the hidden file.
+    os.utime(tmp_path / "__0_0.distcp", (time.time() + 3600,) * 2)
+    assert open_folder(tmp_path).findings == []
+    (tmp_path / ".metadata.tmp").write_bytes(b"")
+    assert find(open_folder(tmp_path), "stale-file").paths == (".metadata.tmp",)
 
 
 def test_metadata_and_data_on_different_disks_are_one_checkpoint(tmp_path: Path) -> None:

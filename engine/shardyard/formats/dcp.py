@@ -9,7 +9,8 @@ from dataclasses import replace
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Role, Tensor, Usage
 from shardyard.findings import Blocks, Severity
 from shardyard.formats.candidate import Candidate, OpenOptions
-from shardyard.formats.dcp_folder import DcpFolder, is_dcp, is_dcp_name, open_folder
+from shardyard.formats.dcp_files import is_dcp, is_dcp_name
+from shardyard.formats.dcp_folder import DcpFolder, open_folder
 from shardyard.formats.dcp_parts import Kind, sort_out
 from shardyard.formats.dcp_values import SIDE_FILES, side_values, step_in_name, stored_values
 from shardyard.formats.folder import Folder
@@ -122,13 +123,15 @@ def _add_facts(checkpoint: Checkpoint, opened: DcpFolder, options: OpenOptions, 
     objects, step = stored_values(opened, options.handles)
     checkpoint.objects += objects
     checkpoint.step = step if checkpoint.step is None else checkpoint.step
-    checkpoint.files += [replace(f, role="masters+optimizer") if optimizer and f.role == "weights" else f for f in opened.files]
-    checkpoint.usage.wasted += opened.stale_bytes
-    for finding in opened.findings:
+    checkpoint.files += [
+        replace(f, role="masters+optimizer") if optimizer and f.role == "weights" else f for f in opened.files.files
+    ]
+    checkpoint.usage.wasted += opened.files.stale_bytes
+    for finding in opened.files.findings:
         # What is wrong with an optimizer beside the model keeps nobody from merging the model.
         checkpoint.findings.append(replace(finding, severity=Severity.WARNING, blocks=Blocks.NOTHING) if optimizer else finding)
-    if opened.world_size is not None:
-        checkpoint.world_size = max(checkpoint.world_size or 0, opened.world_size)
+    if opened.files.world_size is not None:
+        checkpoint.world_size = max(checkpoint.world_size or 0, opened.files.world_size)
     if opened.state.version:
         checkpoint.metadata = {**checkpoint.metadata, "dcp_version": printable(opened.state.version, 40)}
     counts = dict(checkpoint.globals)

@@ -6,7 +6,7 @@ It grows with tensors times ranks, so its objects collapse to rows while the pic
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from shardyard.errors import Cancelled, DamagedError
@@ -33,6 +33,14 @@ class SavedState:
     """How a flattened name came about; empty if the writer did not record it."""
     version: str = ""
     globals: dict[str, int] = field(default_factory=dict)
+
+    def places(self) -> Iterator[Place]:
+        """Where all slices lie."""
+        for tensor in self.tensors.values():
+            for chunks in (tensor.chunks, *tensor.copies):
+                yield from (chunk.place for chunk in chunks if chunk.place is not None)
+        for places in self.objects.values():
+            yield from places
 
 
 def read_metadata(

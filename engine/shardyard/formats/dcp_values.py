@@ -43,7 +43,7 @@ def stored_values(opened: DcpFolder, handles: FileHandles) -> tuple[list[StoredO
         if step is None and type(value) is int and _STEP.fullmatch(name):
             step = value
         if len(places) > 1 and any(_read(opened, p, handles)[1] != text for p in places[1:9]):
-            opened.add(
+            opened.files.add(
                 "duplicate-copy",
                 Severity.INFO,
                 f"The ranks stored different values of {printable(name, 120)}; the lowest rank's is shown.",
@@ -53,7 +53,7 @@ def stored_values(opened: DcpFolder, handles: FileHandles) -> tuple[list[StoredO
 
 def _read(opened: DcpFolder, place: Place, handles: FileHandles) -> tuple[object, str]:
     entry = opened.folder.files.get(place.file)
-    if entry is None or place.file in opened.bad:
+    if entry is None or place.file in opened.files.bad:
         return None, "not readable: its file is missing or damaged"
     try:
         value = open_value(handles, entry.path, place).root

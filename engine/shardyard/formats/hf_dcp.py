@@ -107,15 +107,14 @@ def _open(checkpoint: Checkpoint, name: str, path: str, options: OpenOptions) ->
     try:
         file = open_safetensors(options.handles, path)
     except DamagedError as error:
-        finding = Finding(error.code, Severity.ERROR, error.message, "Copy it again from where it was written.", (name,))
-        checkpoint.findings.append(_blocking(finding))
+        # Without it even the shapes are not known.
+        finding = Finding(
+            error.code, Severity.ERROR, error.message, "Copy it again from where it was written.", (name,), blocks=Blocks.MERGE
+        )
+        checkpoint.findings.append(finding)
         return None
     checkpoint.findings += file.findings
     return file
-
-
-def _blocking(finding: Finding) -> Finding:
-    return Finding(finding.code, finding.severity, finding.message, finding.remedy, finding.paths, blocks=Blocks.UNLESS_ALLOWED)
 
 
 def _offsets(checkpoint: Checkpoint, file: SafetensorsFile, name: str) -> dict[str, tuple[int, ...]]:
@@ -198,13 +197,17 @@ def _check(checkpoint: Checkpoint, tensors: dict[str, Tensor], gaps: list[int], 
             )
         )
     if gaps:
+        shards = f"Shard {gaps[0]} of {highest}" + (f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else "")
+        # Shapes are as far as parts reach: without a shard that held rows, none of them can be trusted.
         checkpoint.findings.append(
             Finding(
                 "missing-shard",
-                Severity.ERROR if broken else Severity.WARNING,
-                f"Shard {gaps[0]} of {highest} is missing" + (f" (and {len(gaps) - 1} more)." if len(gaps) > 1 else "."),
+                Severity.ERROR,
+                f"{shards} is missing."
+                if broken
+                else f"{shards} is missing; the others fill whole tensors, which may be all there is or may be too small.",
                 "Copy it from the node that wrote it, or give that node's folder as a further source.",
                 paths=tuple(f"shard-{n:05}" for n in gaps[:_MOST_NAMED]),
-                blocks=Blocks.UNLESS_ALLOWED if broken else Blocks.NOTHING,
+                blocks=Blocks.MERGE if broken else Blocks.UNLESS_ALLOWED,
             )
         )
