@@ -114,6 +114,19 @@ def test_a_pipelines_frozen_weights_come_from_the_layer_files(tmp_path: Path) ->
     assert found.tensors["2.adapter"].trainable is False and "16-bit" in found.tensors["2.adapter"].note
 
 
+def test_a_pipeline_without_zero_is_its_layer_files_even_beside_masters(tmp_path: Path) -> None:
+    write_pipeline(tmp_path, stage=1)
+    for rank in range(2):
+        path = tmp_path / "global_step7" / f"mp_rank_{rank:02d}_model_states.pt"
+        fields = dictionary(module=None, buffer_names=[], optimizer=None, param_shapes=None, dp_world_size=2)
+        fields.pairs += parallel(2, 1).items()
+        write_torch(path, fields)
+    found = open_root(tmp_path)
+    assert found.part == "model" and found.mergeable and found.world_size == 4
+    assert set(found.tensors) == {"0.weight", "1.weight", "1.bias", "3.weight", "4.weight", "4.steps"}
+    assert [f.code for f in found.findings] == ["masters-unnamed"]
+
+
 # Experts
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from shardyard.checkpoint import CheckpointKind, Role, Tensor, Tie
 from shardyard.errors import DamagedError
+from shardyard.findings import Severity
 from shardyard.formats.deepspeed import frozen
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile
@@ -39,7 +40,7 @@ def fill(step: Step, models: dict[int, ModelFile]) -> None:
     stages = stage_ranks(step, models)
     layers = read_layers(step)
     data_ranks = max((m.settings.data_ranks or 1 for m in models.values()), default=1)
-    if step.files.of(FileKind.OPTIMIZER) or any(m.shapes for m in models.values()):
+    if any(m.shapes is not None for m in models.values()) or not models:
         masters = _masters(step, models, stages)
         data_ranks = max((r.world for r in step.rank_sets), default=data_ranks)
         _report_missing_layers(step, layers, masters)
@@ -53,9 +54,14 @@ def fill(step: Step, models: dict[int, ModelFile]) -> None:
             step.add_part("masters", masters, model=True)
         step.part = "masters"
         step.add_part("module", _plain(models, layers), model=True)
+        _add_moments(step)
     else:
         tensors = _plain(models, layers)
         _report_unmatched_weights(step, models, layers)
+        if step.files.of(FileKind.OPTIMIZER):
+            # Without ZeRO a bf16 pipeline still writes optimizer files, and no shapes to read their masters by.
+            text = "The optimizer files hold fp32 masters too, without names and shapes; what is read are the 16-bit weights."
+            reading.add("masters-unnamed", Severity.INFO, text)
         step.ties = [Tie(tuple(names), "storage") for names in same_views(tensors)]
         step.add_part("model", tensors, model=True)
         step.part = "model"
@@ -94,7 +100,6 @@ def read_layers(step: Step) -> Layers:
 def _masters(step: Step, models: dict[int, ModelFile], stages: Iterable[int]) -> dict[str, Tensor]:
     """The masters of all stages; a name that several stages hold has replicas."""
     found: dict[str, Tensor] = {}
-    sources = []
     for stage in stages:
         files = [f for f in step.files.of(FileKind.OPTIMIZER) if f.model_rank == stage]
         model = models.get(stage)
@@ -102,7 +107,7 @@ def _masters(step: Step, models: dict[int, ModelFile], stages: Iterable[int]) ->
         ranks = load_ranks(step.reading, files, said, bf16=model is not None and model.settings.bf16)
         step.rank_sets.append(ranks)
         shapes = (model.shapes if model is not None else None) or []
-        sources.append((ranks, shapes))
+        step.shapes.append(shapes)
         for name, tensor in rebuild(step.reading, ranks, shapes).items():
             other = found.get(name)
             if other is None or other.layout is None:
@@ -112,11 +117,13 @@ def _masters(step: Step, models: dict[int, ModelFile], stages: Iterable[int]) ->
                 step.reading.refuse(error, files[0].name if files else "")
             elif tensor.layout is not None:
                 found[name] = replace(other, replicas=(*other.replicas, tensor.layout))
-    handles = step.reading.options.handles
-    step.add_lazy_part(
-        "optimizer", lambda: {n: t for ranks, shapes in sources for n, t in moments(handles, ranks, shapes).items()}
-    )
     return found
+
+
+def _add_moments(step: Step) -> None:
+    """The moments of all stages, when asked for."""
+    handles, sources = step.reading.options.handles, list(zip(step.rank_sets, step.shapes, strict=True))
+    step.add_lazy_part("optimizer", lambda: {n: t for r, s in sources for n, t in moments(handles, r, s).items()})
 
 
 def stored_layers(models: dict[int, ModelFile], layers: Layers, masters: dict[str, Tensor]) -> Stored:

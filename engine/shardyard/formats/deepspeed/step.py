@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shardyard.checkpoint import CheckpointKind, FileEntry, Part, Tensor, Tie
 from shardyard.errors import DamagedError
-from shardyard.formats.deepspeed.model_file import ModelFile, read_model_file
+from shardyard.formats.deepspeed.model_file import ModelFile, Shapes, read_model_file
 from shardyard.formats.deepspeed.names import FileKind, StepFile, StepFiles
 from shardyard.formats.deepspeed.ranks import RankSet
 from shardyard.formats.deepspeed.reading import Reading
@@ -27,6 +27,8 @@ class Step:
     model: ModelFile | None = None
     """The model file that names and shapes are taken from: that of the lowest rank."""
     rank_sets: list[RankSet] = field(default_factory=list)
+    shapes: list[list[Shapes]] = field(default_factory=list)
+    """Of pipelines: for each rank set the shapes of its masters."""
     checked: set[str] = field(default_factory=lambda: {"headers"})
     merge_note: str = ""
     extra_files: list[FileEntry] = field(default_factory=list)
