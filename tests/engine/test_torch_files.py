@@ -244,3 +244,35 @@ def test_what_is_whole_in_a_hostile_file_is_read() -> None:
             if not any(isinstance(r, DeflatedRecord) for r in layout.records()):
                 assert values(tensors[name]) == one_to_four
     assert len(asked) > 35
+
+
+def test_values_of_four_bits_are_packed_two_to_a_byte(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    scales, zeros = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.0, 1.0, 2.0])
+    path = tmp_path / "q.pt"
+    torch.save({"q": torch.quantize_per_channel(torch.randn(3, 6), scales, zeros, 0, torch.quint4x2)}, path)
+    checkpoint = open_file(path)
+    assert checkpoint.tensors["q"].nbytes == 9 and values(checkpoint.tensors["q"])
+    assert checkpoint.usage.wasted == 0 and not checkpoint.findings
+
+
+def test_views_of_old_legacy_storages_are_followed(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    cls = Global("torch", "FloatStorage")
+    whole, part = object(), object()
+    ids = {id(whole): ("storage", cls, "7", "cpu", 6, None), id(part): ("storage", cls, "7", "cpu", 6, ("9", 2, 3))}
+
+    def tensor(storage: object, offset: int, size: int) -> Call:
+        args = (storage, offset, (size,), (1,), False, Call("REDUCE", Global("collections", "OrderedDict"), ()))
+        return Call("REDUCE", Global("torch._utils", "_rebuild_tensor_v2"), args)
+
+    root = Dict([("all", tensor(whole, 0, 6)), ("view", tensor(part, 1, 2))])
+    data = b"".join(dump(p) for p in (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True}))
+    data += dump(root, persistent_id=lambda v: ids.get(id(v))) + dump(["7"]) + struct.pack("<q6f", 6, *range(6))
+    path = tmp_path / "old.pt"
+    path.write_bytes(data)
+    found = open_file(path).tensors
+    loaded = torch.load(path)
+    for name in ("all", "view"):
+        assert values(found[name]) == hashlib.sha256(loaded[name].numpy().tobytes()).hexdigest()[:16]
+    assert loaded["view"].tolist() == [3.0, 4.0]

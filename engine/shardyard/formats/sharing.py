@@ -156,12 +156,15 @@ def analyse(tensors: Iterable[Tensor]) -> list[StorageUse]:
         if look is None:
             continue
         stored[look.key] = look.storage_nbytes
-        dtype = tensor.dtype
-        identity = (dtype.name, look.offset, tensor.shape, look.strides, look.ops.value)
+        dtype, shape, strides = tensor.dtype, tensor.shape, look.strides
+        if dtype.bits < 8:
+            # Several elements share a byte: such a view is a run of bytes.
+            shape, strides = (tensor.nbytes,), (1,)
+        identity = (dtype.name, look.offset, shape, strides, look.ops.value)
         of_key = views.setdefault(look.key, {})
         view = of_key.get(identity)
         if view is None:
-            view = of_key[identity] = View(dtype.name, dtype.itemsize, look.offset, tensor.shape, look.strides, look.ops)
+            view = of_key[identity] = View(dtype.name, dtype.itemsize, look.offset, shape, strides, look.ops)
         view.holders.append(tensor.name)
     return [StorageUse(key, stored[key], of_key.values()) for key, of_key in views.items()]
 

@@ -174,7 +174,7 @@ def view_layout(value: TensorValue, record: Record, *, big_endian: bool = False)
         return OneRun(record, 0, 0)
     if contiguous:
         span = dtype.nbytes(numel)
-    elif dtype.bits < 8:
+    if dtype.bits < 8 and (not contiguous or value.offset):
         what = f"a strided view of {dtype.name} values is not read"
         raise UnsupportedError(f"{printable(os.path.basename(record.path))}: {what}.", code="unsupported", path=record.path)
     if min(value.strides, default=0) < 0 or offset + span > end:
