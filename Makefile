@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: run test test-without-torch check bench screenshots clean
+.PHONY: run test test-without-torch check bench screenshots man clean
 
 run: $(VENV)/.base
 	@$(BIN)/shardyard demo
@@ -49,3 +49,7 @@ $(VENV)/.bare: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 clean:
 	@rm -rf $(VENV) .venv-* .fixtures .mypy_cache .ruff_cache .pytest_cache
+
+# The man page in docs/, from the parsers.
+man: $(VENV)/.base
+	@$(BIN)/python -m shardyard.cli.manual > docs/shardyard.1
