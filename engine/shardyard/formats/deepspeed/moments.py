@@ -35,9 +35,9 @@ def moments(handles: FileHandles, ranks: RankSet, shapes: Sequence[Shapes], rena
             for g in range(len(first))
         ]
         try:
-            for place, layout, dtype in walk(ranks, shapes, vectors, rename):
-                name = f"{place.name}.{key}"
-                found[name] = Tensor(name, dtype, place.shape, layout, Role.OPTIMIZER)
+            for parameter, shape, layout, dtype in walk(ranks, shapes, vectors, rename):
+                name = f"{parameter}.{key}"
+                found[name] = Tensor(name, dtype, shape, layout, Role.OPTIMIZER)
         except DamagedError:
             continue
     return found

@@ -29,20 +29,19 @@ def fill(step: Step, model: ModelFile) -> None:
     if step.files.of(FileKind.EXPERT):
         moe.add_experts(step, model, stored)
         step.kind = CheckpointKind.MOE
-    buffers = stored.buffers or frozenset()
-    tensors = {n: replace(t, role=Role.BUFFER) if n in buffers else t for n, t in stored.names.items() if t is not None}
+    tensors = stored.tensors()
     step.world = model.settings.data_ranks
     step.ties = [Tie(tuple(names), "storage") for names in same_views(tensors)]
     step.add_part("model", tensors, model=True)
     step.part = "model"
     aliases = {name for tie in step.ties for name in tie.names[1:]}
-    owners = [t for n, t in tensors.items() if n in model.module and n not in buffers and n not in aliases]
+    owners = [t for n, t in tensors.items() if n in model.module and t.role is not Role.BUFFER and n not in aliases]
     experts = [t for n, t in tensors.items() if n not in model.module]
     named = masters(model, owners) if not experts else None
     if named is not None:
         for tie in step.ties:
             named |= {alias: replace(named[tie.names[0]], name=alias) for alias in tie.names[1:] if tie.names[0] in named}
-        rest = {n: t for n, t in tensors.items() if n in buffers}
+        rest = {n: t for n, t in tensors.items() if t.role is Role.BUFFER}
         step.add_part("masters", {n: {**named, **rest}[n] for n in tensors if n in named or n in rest}, model=True)
     step.add_lazy_part("optimizer", lambda: _moments(model, owners))
     step.checked |= {"ranks", "shapes", "ties"}

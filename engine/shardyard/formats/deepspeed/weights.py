@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardyard.checkpoint import Role, Tensor, Tie
+from shardyard.dtypes import BY_NAME
 from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.reading import Reading, listed
@@ -35,6 +36,11 @@ class Stored:
     """Frozen weights that have pieces of their own."""
     left_out: bool = False
     """That frozen weights were left out on purpose: the placeholder of another name of one is not a loss."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The names that have data, buffers marked."""
+        buffers = self.buffers or frozenset()
+        return {n: replace(t, role=Role.BUFFER) if n in buffers else t for n, t in self.names.items() if t is not None}
 
 
 @dataclass(slots=True)
@@ -62,10 +68,11 @@ def assemble(reading: Reading, stored: Stored, masters: Mapping[str, Tensor]) ->
             found[name] = replace(copy, role=Role.BUFFER)
     groups = _aliases(reading, stored, found)
     _rest(reading, stored, found)
+    lost = sorted((stored.buffers or frozenset()) - set(found))
+    for name in _missing(reading, lost, "a buffer that the model file names and does not hold"):
+        found[name] = _without_data(name)
     order = {name: i for i, name in enumerate({**stored.names, **found})}
     tensors = {name: found[name] for name in sorted(found, key=order.__getitem__)}
-    if stored.buffers:
-        _missing(reading, [b for b in sorted(stored.buffers) if b not in found], "its buffer is not in the model file")
     return Weights(tensors, [Tie((owner, *names), source) for (owner, source), names in groups.items()])
 
 
@@ -127,7 +134,7 @@ def _tie_by_storage(stored: Stored, found: dict[str, Tensor], groups: dict[tuple
         free = [n for n in names if n not in tied]
         owner = next((n for n in free if n in found), free[0] if free else "")
         for alias in free:
-            if alias == owner:
+            if alias == owner or (alias in found and found[alias].role is Role.MASTER):
                 continue
             if alias not in found and owner in found:
                 found[alias] = _as_alias(found[owner], alias, stored.names[alias])
@@ -176,6 +183,4 @@ def _missing(reading: Reading, names: list[str], why: str) -> list[str]:
 
 
 def _without_data(name: str) -> Tensor:
-    from shardyard.dtypes import BY_NAME
-
     return Tensor(name, BY_NAME["float32"], (0,), None, note="only a placeholder is stored; the shape is not known")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from shardyard.checkpoint import Layout, Role, Tensor
 from shardyard.dtypes import BY_NAME, DType
@@ -26,17 +25,8 @@ Rename = Callable[[str, int, int], str]
 """(local name, expert-parallel rank, expert-parallel size) to the name in the whole model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a parameter is in the flat vectors: what masters and moments share."""
-
-    name: str
-    shape: Shape
-    group: int
-    start: int
-    """First element in the group's vector, or at stage 3 in each rank's."""
-    ranks: range
-    """The data ranks that hold it."""
+Found = tuple[str, Shape, Layout | None, DType]
+"""A parameter's name, shape, layout and type."""
 
 
 def masters(ranks: RankSet, shapes: Sequence[Shapes], rename: Rename | None = None) -> dict[str, Tensor]:
@@ -51,14 +41,13 @@ def masters(ranks: RankSet, shapes: Sequence[Shapes], rename: Rename | None = No
     _same_layout(ranks, first)
     if first.partition_groups:
         raise layout_error(f"{printable(first.name)}: its weights are cut over groups of ranks (AutoEP).", first.path)
+    absent = f"needs the optimizer file of rank {ranges(ranks.absent())}, which is not here"
     found: dict[str, Tensor] = {}
-    for place, layout, dtype in walk(ranks, shapes, [stored(ranks, g) for g in range(len(first.groups))], rename):
-        if place.name in found:
-            raise layout_error(f"{printable(place.name, 80)} stands in two groups of {first.name}.", first.path)
-        if layout is None:
-            found[place.name] = _absent(place.name, place.shape, dtype, ranks)
-        else:
-            found[place.name] = Tensor(place.name, dtype, place.shape, layout, Role.MASTER, trainable=True)
+    for name, shape, layout, dtype in walk(ranks, shapes, [stored(ranks, g) for g in range(len(first.groups))], rename):
+        if name in found:
+            raise layout_error(f"{printable(name, 80)} stands in two groups of {printable(first.name)}.", first.path)
+        note = "" if layout is not None else absent
+        found[name] = Tensor(name, dtype, shape, layout, Role.MASTER, trainable=True, note=note)
     return found
 
 
@@ -71,10 +60,8 @@ def unknown(shapes: Sequence[Shapes], why: str) -> dict[str, Tensor]:
     }
 
 
-def walk(
-    ranks: RankSet, shapes: Sequence[Shapes], vectors: Sequence[Vectors], rename: Rename | None = None
-) -> Iterator[tuple[Place, Layout | None, DType]]:
-    """Each parameter with its place, and its layout in the given vectors: those of the masters, or moments cut alike."""
+def walk(ranks: RankSet, shapes: Sequence[Shapes], vectors: Sequence[Vectors], rename: Rename | None = None) -> Iterator[Found]:
+    """Each parameter with its layout in the given vectors: those of the masters, or moments that are cut alike."""
     first = ranks.first
     assert first is not None
     if first.stage == 3:
@@ -90,7 +77,7 @@ def walk(
 
 def _walk_chain(
     ranks: RankSet, first: OptimizerFile, group: int, shapes: Shapes, vectors: Vectors, rename: Rename | None
-) -> Iterator[tuple[Place, Layout | None, DType]]:
+) -> Iterator[Found]:
     count = first.counts[group]
     what = f"group {group} of {printable(first.name)}"
     if count != ranks.world and (group not in first.experts or ranks.world % count):
@@ -110,7 +97,7 @@ def _walk_chain(
         chain, dtype = Chain(pieces, size), _dtype(pieces, first)
         for (name, shape), start in zip(shapes.items(), places, strict=True):
             whole = rename(name, expert_rank, spread) if rename is not None and group in first.experts else name
-            yield Place(whole, shape, group, start, members), chain.layout(start, math.prod(shape), dtype), dtype
+            yield whole, shape, chain.layout(start, math.prod(shape), dtype), dtype
 
 
 def starts(shapes: Shapes, first: OptimizerFile, group: int) -> tuple[list[int], int]:
@@ -136,13 +123,10 @@ def _in_order(vectors: Sequence[Sequence[FlatVector | None]], what: str, first: 
     return [v[i] for i in range(len(vectors[0])) for v in vectors]
 
 
-def _walk_columns(
-    first: OptimizerFile, shapes: Sequence[Shapes], vectors: Sequence[Vectors], world: int
-) -> Iterator[tuple[Place, Layout | None, DType]]:
+def _walk_columns(first: OptimizerFile, shapes: Sequence[Shapes], vectors: Sequence[Vectors], world: int) -> Iterator[Found]:
     columns = [Columns([pieces[0] for pieces in group]) for group in vectors]
     dtypes = [_dtype(c.pieces, first) for c in columns]
     lengths = [_length(c, first) for c in columns]
-    ranks = range(world)
     if first.single_dict and len(columns) > 1:
         groups = _fill_in_order(shapes[0], lengths, world, first)
     elif len(shapes) == len(columns):
@@ -155,7 +139,7 @@ def _walk_columns(
             numel = math.prod(shape)
             per = share(numel, world)
             if length is None or start + per <= length:
-                yield Place(name, shape, index, start, ranks), column.layout(start, numel, dtype), dtype
+                yield name, shape, column.layout(start, numel, dtype), dtype
             start += per
         if length is not None and start != length:
             raise layout_error(
@@ -224,8 +208,3 @@ def _same_layout(ranks: RankSet, first: OptimizerFile) -> None:
         )
         if not same or (other.shapes is not None and other.shapes != first.shapes and not first.experts):
             raise layout_error(f"{printable(other.name)} describes other groups than {printable(first.name)}.", other.path)
-
-
-def _absent(name: str, shape: Shape, dtype: DType | None, ranks: RankSet) -> Tensor:
-    note = f"needs the optimizer file of rank {ranges(ranks.absent())}, which is not here"
-    return Tensor(name, dtype or BY_NAME["float32"], shape, None, Role.MASTER, trainable=True, note=note)

@@ -57,9 +57,8 @@ def fill(step: Step, model: ModelFile | None) -> None:
     step.add_part("masters", weights.tensors, model=True)
     step.ties = weights.ties
     step.part = "masters"
-    copies = {n: t for n, t in stored.names.items() if t is not None}
-    if stage < 3 and copies:
-        step.add_part("module", copies, model=True)
+    if stage < 3 and any(stored.names.values()):
+        step.add_part("module", stored.tensors(), model=True)
         reading.findings[:] = [_offer_copy(f) for f in reading.findings]
     step.add_lazy_part("optimizer", partial(moments, reading.options.handles, ranks, shapes, rename))
     step.checked |= {"ranks", "shapes", "ties"}
