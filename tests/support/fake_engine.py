@@ -58,14 +58,17 @@ def table(layers: int = 4, hidden: int = 2048, dtype: str = "float32") -> Tensor
 
 
 def large_table(rows: int) -> TensorTable:
-    """A mixture of experts with this many tensors, a few to the pattern."""
-    builder = TableBuilder()
-    facts = Facts("bfloat16", (2048, 7168), 2048 * 7168 * 2, "", ("model-00001.safetensors",))
+    """A mixture of experts with this many tensors, laid out directly: building it the usual way takes seconds."""
+    facts = [Facts("bfloat16", (2048, 7168), 2048 * 7168 * 2, "", ("model-00001.safetensors",))]
+    texts = [("model.layers.", ".mlp.experts.", f".{part}_proj.weight") for part in ("down", "gate", "up")]
+    table = TensorTable(texts, facts)
+    table.pattern.extend(number % 3 for number in range(rows))
+    table.fact.extend(0 for _ in range(rows))
+    table.start.extend(number * 2 for number in range(rows))
     for number in range(rows):
-        layer, rest = divmod(number, 2048 * 3)
-        expert, part = divmod(rest, 3)
-        builder.add(f"model.layers.{layer}.mlp.experts.{expert}.{('gate', 'up', 'down')[part]}_proj.weight", facts)
-    return builder.build()
+        table.numbers.append(number // 6144)
+        table.numbers.append(number // 3 % 2048)
+    return table
 
 
 def finding(code: str, severity: str, message: str, **more: Any) -> Document:

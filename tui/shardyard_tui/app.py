@@ -11,25 +11,28 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual import events, work
-from textual.app import App
 from textual.reactive import reactive
 from textual.screen import Screen
 
 from shardyard_tui import terminal, textual_compat
 from shardyard_tui.config import Config
 from shardyard_tui.engine import Engine, RealEngine
-from shardyard_tui.facts import EngineError, JobRequest, JobView
+from shardyard_tui.facts import Document, EngineError, JobRequest, JobView
 from shardyard_tui.glyphs import AsciiFilter, needs_ascii
 from shardyard_tui.keys import EVERYWHERE, bindings
+from shardyard_tui.screens.checkpoint_actions import CheckpointActions
 from shardyard_tui.screens.page import Page
 from shardyard_tui.theme import LOOKS, NAMES, Look
 from shardyard_tui.units import plural
 
+FAULT = 6
+"""Exit code of a fault of our own."""
+LEAST_COLUMNS, LEAST_ROWS = 60, 15
 LIVE_S, SLOW_S, IDLE_S = 0.5, 2.0, 2.0
 """Seconds between looks at the jobs: with one running, on a slow line or in the background, with none."""
 
 
-class ShardyardApp(App[int]):
+class ShardyardApp(textual_compat.Shell):
     """Everything that is shown starts here; everything that is read comes from `engine`."""
 
     CSS_PATH = "shardyard.tcss"
@@ -59,12 +62,16 @@ class ShardyardApp(App[int]):
         self.jobs: list[JobView] = []
         self.jobs_problem = ""
         self.animation_level = "none"
-        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (130, "-wide")]
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (LEAST_COLUMNS, "-narrow"), (100, "-normal"), (130, "-wide")]
+        self.VERTICAL_BREAKPOINTS = [(0, "-flat"), (LEAST_ROWS, "-tall")]
         self._away = False
         self._interrupted = 0.0
         self.compare_with: str | None = None
         """The first of two checkpoints to compare."""
+        self.deep: dict[str, tuple[float, Document]] = {}
+        """Reports of checkpoints whose data was read, with the stamp that they hold for."""
         self._news = asyncio.Event()
+        textual_compat.crop_updates()
         self._host, self._user = terminal.host_and_user()
         if ascii:
             textual_compat.add_filter(self, AsciiFilter())
@@ -155,7 +162,25 @@ class ShardyardApp(App[int]):
             if before.get(job.id) in ("queued", "running") and not job.running:
                 told = {"done": f"{job.title}: done.", "cancelled": f"{job.title}: cancelled."}
                 style = "ok" if job.state == "done" else "warning" if job.state == "cancelled" else "error"
+                if job.verb == "inspect-deep" and job.state == "done":
+                    self.learn_deep(job)
                 self.say(told.get(job.state) or f"{job.title}: {job.message or 'its process is gone; r in J goes on.'}", style)
+
+    @work
+    async def learn_deep(self, job: JobView) -> None:
+        """Take over what reading all the data has found."""
+        try:
+            events, _ = await self.engine.events(job.id, {})
+            stamp = await self.engine.stamp(job.sources[0])
+        except EngineError:
+            return
+        result = next((e for e in reversed(events) if e["event"] == "result"), {})
+        for report in result.get("checkpoints") or ():
+            if report.get("path") == ".":
+                self.deep[job.sources[0]] = (stamp, report)
+                for screen in self.screen_stack:
+                    if isinstance(screen, CheckpointActions):
+                        screen.deep_known(job.sources[0], report)
 
     def look_at_jobs(self) -> None:
         """Look now, not at the next turn."""
@@ -283,4 +308,4 @@ def run(
     if running:
         follow = f"shardyard jobs follow {running[0].id}"
         print(f"{plural(len(running), 'job goes', 'jobs go')} on: {follow}", file=sys.stderr)
-    return code if code is not None else app.return_code or 0
+    return code if code is not None else FAULT if app.return_code else 0

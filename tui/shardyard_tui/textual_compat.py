@@ -6,17 +6,63 @@ Textual 8.2.8; `tests/tui/test_compat.py` uses each of these.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import tempfile
+import traceback
+from typing import Any
 
+from textual.app import App
 from textual.filter import LineFilter
-
-if TYPE_CHECKING:
-    from textual.app import App
 
 
 def add_filter(app: App[Any], line_filter: LineFilter) -> None:
     """Rewrite every cell on its way out. There is no public way to add a filter; TEXTUAL_FILTERS only knows `dim`."""
     app._filters.append(line_filter)
+
+
+class Shell(App[int]):
+    """An app whose own faults end in one sentence; the details go to a file, or to the screen with SHARDYARD_DEBUG=1."""
+
+    def _fatal_error(self) -> None:
+        if self.is_headless or os.environ.get("SHARDYARD_DEBUG") == "1":
+            super()._fatal_error()
+            return
+        from rich.text import Text
+
+        place = keep_details(traceback.format_exc())
+        self._exit_renderables.append(
+            Text(f"shardyard has a fault and had to stop; jobs go on. Please report what is in {place}.", no_wrap=True)
+        )
+        self._close_messages_no_wait()
+
+
+def keep_details(details: str) -> str:
+    """Write what happened where this user can find it; returns where."""
+    try:
+        handle, path = tempfile.mkstemp(prefix="shardyard-fault-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(details)
+    except OSError:
+        return "no file: the disk is full; SHARDYARD_DEBUG=1 shows it"
+    return path
+
+
+def crop_updates() -> None:
+    """Send only the cells that changed. Textual sends a line from its widget's left edge on ("TODO: crop to x extents")."""
+    from rich.console import Console
+    from rich.control import Control
+    from textual._compositor import ChopsUpdate
+
+    def render_segments(self: ChopsUpdate, console: Console) -> str:
+        out: list[str] = []
+        for y, x1, x2 in self.spans:
+            for end, (x, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
+                if strip is not None and x < x2 and end > x1:
+                    start = max(x, x1)
+                    out.append(Control.move_to(start, y).segment.text)
+                    out.append(strip.crop(start - x, min(end, x2) - x).render(console))
+        return "".join(out)
+
+    ChopsUpdate.render_segments = render_segments  # type: ignore[method-assign]
 
 
 def size_of_stderr() -> tuple[int, int] | None:
@@ -29,11 +75,16 @@ def size_of_stderr() -> tuple[int, int] | None:
 
 
 def driver_class() -> type[Any]:
-    """Textual's driver for terminals, with the size asked of the right stream."""
+    """Textual's driver for terminals, with the size asked of the right stream, and with fewer bytes written."""
     from textual.drivers.linux_driver import LinuxDriver
+
+    from shardyard_tui.pen import thin
 
     class Driver(LinuxDriver):
         def _get_terminal_size(self) -> tuple[int, int]:
             return size_of_stderr() or super()._get_terminal_size()
+
+        def write(self, data: str) -> None:
+            super().write(thin(data))
 
     return Driver

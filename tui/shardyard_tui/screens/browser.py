@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -15,7 +15,7 @@ from textual.timer import Timer
 
 from shardyard.text import printable
 from shardyard_tui import units
-from shardyard_tui.facts import EngineError, Found, Opened, Reading, Scanning
+from shardyard_tui.facts import Document, EngineError, Found, Opened, Reading, Scanning
 from shardyard_tui.places import Place, PlaceNode, Places
 from shardyard_tui.screens.checkpoint_actions import CheckpointActions
 from shardyard_tui.summary import state_span, unopened
@@ -126,6 +126,7 @@ class Browser(CheckpointActions):
         self._wanted: PlaceNode | None = None
         self._opening_since = 0.0
         self._sweeping = ""
+        self._drawn = 0
         self._return_to: str | None = None
         """Where the cursor goes once it is found again."""
 
@@ -173,24 +174,27 @@ class Browser(CheckpointActions):
         """Fill the tree; Esc stops and keeps what was found."""
         self.scanning = "looking"
         self._title()
-        drawn = 0.0
-        loop = asyncio.get_running_loop()
+        drawing = self.set_interval(DRAW_S, self._draw)
         try:
             async for item in self.home.engine.scan(self.places.root_path):
                 if isinstance(item, Found):
                     self.places.add(item, opened=len(self.browse.all) < OPEN_ROWS)
                 elif isinstance(item, Scanning):
                     self.scanning = f"looking: {units.plural(item.folders, 'folder')}"
-                if loop.time() - drawn > DRAW_S:
-                    drawn = loop.time()
-                    self._title()
-                    self.browse.lay_out()
             self.browse.empty = "Nothing here."
         except EngineError as error:
             self.places.root.value.problem = error.message
         finally:
+            drawing.stop()
             self.scanning = ""
         self._finished()
+
+    def _draw(self) -> None:
+        """Show what a search has found so far."""
+        self._title()
+        if self._drawn != self.places.checkpoints:
+            self._drawn = self.places.checkpoints
+            self.browse.lay_out()
 
     def _finished(self) -> None:
         self._title()
@@ -249,6 +253,9 @@ class Browser(CheckpointActions):
                 self.show_current()
 
     def _learnt(self, node: PlaceNode, opened: Opened) -> None:
+        deep = self.home.deep.get(node.key)
+        if deep is not None and deep[0] == opened.stamp:
+            opened = replace(opened, report=deep[1])
         node.value.opened = opened
         node.value.problem = ""
         node.value.nbytes = opened.nbytes or node.value.nbytes
@@ -284,8 +291,7 @@ class Browser(CheckpointActions):
         node = self.checkpoint_at(row)
         if node is None:
             self._shown_path = ""
-            if self.places.checkpoints or self.scanning or row.value.kind != "folder":
-                self.detail.explain(lambda width: self._about_place(row.value, width), row.value.name)
+            self.detail.explain(lambda width: self._about(row.value, width), row.value.name)
         elif node.value.problem:
             self._shown_path = ""
             problem = node.value.problem
@@ -335,6 +341,10 @@ class Browser(CheckpointActions):
                     self.show_current()
         finally:
             self._opening_since = 0.0
+
+    def _about(self, place: Place, width: int) -> list[Line]:
+        about = self._about_place(place, width)
+        return about if self.places.checkpoints or self.scanning else [*self._nothing_found(width), (), *about]
 
     def _about_place(self, place: Place, width: int) -> list[Line]:
         if place.problem:
@@ -440,7 +450,7 @@ class Browser(CheckpointActions):
             self._finished()
         elif not tree.filter.empty:
             tree.set_filter("")
-        elif self.has_class("-zoom-tree", "-zoom-detail"):
+        elif self.has_class("-zoom-tree") or self.has_class("-zoom-detail"):
             self.do_zoom()
         else:
             self.workers.cancel_group(self, "open")
@@ -465,6 +475,14 @@ class Browser(CheckpointActions):
 
     def do_tab_4(self) -> None:
         self.detail.tab = "files"
+
+    def deep_known(self, path: str, report: Document) -> None:
+        node = self.places.by_path.get(path)
+        if node is not None and node.value.opened is not None:
+            self._learnt(node, node.value.opened)
+            self._shown_path = ""
+            self.browse.refresh_inside()
+            self.show_current()
 
     # What actions act on
 

@@ -6,7 +6,7 @@ import os
 
 from textual import work
 
-from shardyard_tui.facts import Opened
+from shardyard_tui.facts import Document, JobRequest, Opened
 from shardyard_tui.screens.page import Page
 
 ACTS = ("merge", "merge-now", "export", "shrink", "compare", "health", "look", "verify", "stats", "tab-2", "tab-3", "tab-4")
@@ -114,14 +114,24 @@ class CheckpointActions(Page):
         return opened.path if opened is not None else self.home.path
 
     def do_verify(self) -> None:
-        self._job("inspect-deep", "Reading all its data; h shows what is found. J follows it.")
+        self.verify_in_job()
 
     def do_stats(self) -> None:
-        self._job("stats", "Computing statistics of every tensor. J follows it.")
+        """Of the marked tensors where tensors are shown, else of all."""
+        from shardyard_tui.screens.statistics import Statistics
+
+        names = self.selected_names()
+        self.app.push_screen(Statistics(self._opened().path, {"select": names} if names else {}))
+
+    def selected_names(self) -> list[str]:
+        """Names of marked tensors."""
+        return []
 
     @work
-    async def _job(self, verb: str, said: str) -> None:
-        from shardyard_tui.facts import JobRequest
+    async def verify_in_job(self) -> None:
+        """Read all the data of the one at hand; what is found joins its findings."""
+        if await self.home.start_job(JobRequest("inspect-deep", (self._opened().path,))) is not None:
+            self.say("Reading all its data. What is found joins its health (h); J follows it.")
 
-        if await self.home.start_job(JobRequest(verb, tuple(self.targets()[:1]))) is not None:
-            self.say(said)
+    def deep_known(self, path: str, report: Document) -> None:
+        """All the data of a checkpoint was read: there is a fuller report."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from textual import on
 from textual.app import ComposeResult
 
-from shardyard_tui.facts import Opened
+from shardyard_tui.facts import Document, Opened
 from shardyard_tui.screens.checkpoint_actions import CheckpointActions
 from shardyard_tui.summary import counts
 from shardyard_tui.views.findings import FindingRows, in_full
@@ -75,6 +76,14 @@ class Health(CheckpointActions):
         if missing:
             lines += wrap(f"Not looked at: {missing}. V reads all the data and checks them too.", width)
         return lines
+
+    def deep_known(self, path: str, report: Document) -> None:
+        if path == self.opened.path:
+            self.opened = replace(self.opened, report=report)
+            self.rows.show(self.opened.findings, keep=True)
+            self.rows.title = counts(self.opened.findings).capitalize()
+            self._tell()
+            self.show_keys()
 
     def copied(self) -> str:
         finding = self.rows.current

@@ -27,7 +27,6 @@ class JobScreen(Page):
     NAME = "One job"
     EXPLAINS = "The job's own events, as `shardyard jobs follow` prints them. It goes on whatever happens to this screen."
     OFFERS = ("cancel", "resume", "follow", "copy", "copy-command", "back")
-    ALSO = ("health",)
 
     def __init__(self, job: JobView) -> None:
         super().__init__()

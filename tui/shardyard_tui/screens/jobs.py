@@ -116,10 +116,21 @@ class Jobs(Page):
         self.do_follow()
 
     def do_follow(self) -> None:
-        from shardyard_tui.screens.job import JobScreen
-
+        """The job's own screen; one whose answer is rows shows them."""
         job = self.rows.current
-        if job is not None:
+        if job is None:
+            return
+        if job.verb == "compare" and len(job.sources) == 2:
+            from shardyard_tui.screens.compare import Compare
+
+            self.app.push_screen(Compare(job.sources[0], job.sources[1], job))
+        elif job.verb == "stats":
+            from shardyard_tui.screens.statistics import Statistics
+
+            self.app.push_screen(Statistics(job.sources[0], job.options, job))
+        else:
+            from shardyard_tui.screens.job import JobScreen
+
             self.app.push_screen(JobScreen(job))
 
     def do_cancel(self) -> None:

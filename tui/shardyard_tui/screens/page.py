@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from shardyard_tui.keys import ACTIONS, EVERYWHERE, bindings
-from shardyard_tui.widgets.chrome import KeyLine, TopLine
+from shardyard_tui.widgets.chrome import KeyLine, TooSmall, TopLine
 from shardyard_tui.widgets.prompt import Prompt
 from shardyard_tui.widgets.row_list import RowList
 
@@ -92,6 +92,7 @@ class Page(Screen[None]):
         yield TopLine()
         yield from self.body()
         yield KeyLine()
+        yield TooSmall()
 
     def on_mount(self) -> None:
         self.show_where()

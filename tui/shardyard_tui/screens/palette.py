@@ -63,8 +63,8 @@ class Palette(Page):
         return ("any command",)
 
     @on(RowList.Chosen)
-    async def _chosen(self) -> None:
+    def _chosen(self) -> None:
         action = self.query_one("#actions", RowList).current
         if action is not None:
-            await self.app.pop_screen()
-            await self.about.action_do(action.id)
+            self.leave()
+            self.app.call_later(self.about.action_do, action.id)

@@ -13,6 +13,7 @@ from textual.containers import Horizontal
 from shardyard_tui import units
 from shardyard_tui.facts import Document, EngineError, Opened, Reading, TensorDetail
 from shardyard_tui.screens.page import Page
+from shardyard_tui.views.figures import figure, figures
 from shardyard_tui.widgets.histogram import Histogram
 from shardyard_tui.widgets.panel import Line
 from shardyard_tui.widgets.sheet import Sheet, fact, wrap
@@ -117,27 +118,7 @@ class TensorScreen(Page):
         if found is None:
             said = self.reading.capitalize() + "." if self.reading else f"B reads its {units.size(self.tensor_facts.nbytes)}."
             return [*fact("Statistics", said, width, "dim"), ()]
-        if found.get("note"):
-            return [*fact("Statistics", str(found["note"]), width, "dim"), ()]
-        lines = [*fact("Range", f"{figure(found.get('min'))} to {figure(found.get('max'))}", width)]
-        mean, spread, norm = (figure(found.get(key)) for key in ("mean", "std", "norm"))
-        lines += fact("Mean", f"{mean}   std {spread}   norm {norm}", width)
-        bad = int(found.get("nan") or 0) + int(found.get("inf") or 0)
-        share = int(found.get("zeros") or 0) / max(1, self.tensor_facts.parameters)
-        zeros, denormals = (units.count(int(found.get(key) or 0)) for key in ("zeros", "denormals"))
-        counts = f"zeros {zeros} ({share:.1%})   NaN {found.get('nan', 0)}   inf {found.get('inf', 0)}   denormals {denormals}"
-        lines += fact("Counts", counts, width, "error" if bad else "text")
-        if bad:
-            advice = "A model with these gives NaN. Go back to a step before, and look at the loss there."
-            lines += fact("", advice, width, "warning")
-        quantiles = found.get("quantiles") or {}
-        shown = [(q, quantiles[q]) for q in ("0.01", "0.25", "0.5", "0.75", "0.99") if q in quantiles]
-        lines += fact("Quantiles", "   ".join(f"{float(q):.0%} {figure(v)}" for q, v in shown), width)
-        first = found.get("first") or ()
-        if first:
-            lines += fact("First", "  ".join(figure(v) for v in first[:8]), width, "dim")
-        if found.get("sha256"):
-            lines += fact("SHA-256", str(found["sha256"]), width, "dim")
+        lines = figures({**found, "numel": self.tensor_facts.parameters}, width)
         return [*lines, *fact("", "Exact: every value was read.", width, "dim"), ()]
 
     def _pieces(self, width: int) -> list[Line]:
@@ -192,12 +173,3 @@ class TensorScreen(Page):
 
     def command(self) -> str:
         return f"shardyard stats {shlex.quote(self.opened.path)} --select {shlex.quote(self.name_shown)}"
-
-
-def figure(value: object) -> str:
-    """A number in six figures, or the word that stands for it."""
-    if isinstance(value, bool) or value is None:
-        return "-" if value is None else str(value)
-    if isinstance(value, int):
-        return units.count(value)
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

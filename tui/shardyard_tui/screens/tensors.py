@@ -77,6 +77,10 @@ class Tensors(CheckpointActions):
 
         self.app.push_screen(TensorScreen(self.opened, row))
 
+    def selected_names(self) -> list[str]:
+        rows = self.rows.chosen if self.rows.marked else []
+        return [_literal(self.opened.table.name(row)) for row in rows if isinstance(row, int)]
+
     def do_fold(self) -> None:
         self.rows.fold()
         self.say("Folded: one row a pattern, Enter opens one." if self.rows.folded else "Every tensor again.")
@@ -90,6 +94,11 @@ class Tensors(CheckpointActions):
         select = "".join(f" --select {shlex.quote(name)}" for name in chosen)
         verb = "stats" if chosen else "inspect --tensors"
         return f"shardyard {verb} {shlex.quote(self.opened.path)}{select}"
+
+
+def _literal(name: str) -> str:
+    """A glob that matches this name alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _escaped(pattern: str) -> str:

@@ -37,12 +37,13 @@ class TensorRows(RowList[Row]):
                 key=lambda r: self._number(r, "nbytes"),
                 falling=True,
             ),
-            Column("", self._flags, 16, least=110, style="dim"),
+            *([Column("", self._flags, 16, least=96, style="dim")] if self._has_flags() else []),
         )
 
     def show(self, table: TensorTable, *, keep: bool = False) -> None:
         """Show the tensors of a table."""
         self.table = table
+        self.columns = tuple(self._columns())
         self.folded = False
         self.sorted_by = self.sorted_by if keep else None
         self.falling = self.falling and keep
@@ -82,6 +83,9 @@ class TensorRows(RowList[Row]):
 
     def _number(self, row: Row, what: str) -> int:
         return int(getattr(self.table.of(row) if isinstance(row, int) else row, what))
+
+    def _has_flags(self) -> bool:
+        return bool(self.table.tied_to) or any(f.flags or f.role for f in self.table.facts)
 
     def _flags(self, row: Row) -> str:
         if not isinstance(row, int):

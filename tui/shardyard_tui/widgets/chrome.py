@@ -51,6 +51,16 @@ class TopLine(Panel):
         return [*spans, (" " * max(0, self.size.width - used - width_of(right)), "text"), (right, "dim")]
 
 
+class TooSmall(Panel):
+    """What is shown instead of everything in a terminal that is too small."""
+
+    DEFAULT_CSS = "TooSmall { height: 1; width: 1fr; display: none; }"
+    framed = False
+
+    def row(self, y: int) -> Line:
+        return [("Too small: 60x15 is needed. q quits.", "warning")]
+
+
 class KeyLine(Panel):
     """The keys that matter here, `? help  q quit` always at the right; or a message, for a while."""
 

@@ -113,8 +113,8 @@ class Panel(Widget):
             old, self._note = self._note, text
             width, height = self.size
             if width and self.framed:
-                changed = max(width_of(old), width_of(text)) + 4
-                self.refresh(Region(max(1, width - changed), height - 1, min(changed, width - 2), 1))
+                changed = min(width - 2, max(width_of(old), width_of(text)) + 4)
+                self.refresh(Region(width - changed, height - 1, changed - 2, 1))
 
     # Geometry of the inside
 

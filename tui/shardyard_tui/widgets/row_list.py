@@ -147,7 +147,7 @@ class RowList(Scroller, Generic[T]):
             self.workers.cancel_node(self)
             self._show(self._sorted(self.matching(self.filter, range(len(self.all)))))
         else:
-            self.run_worker(self._arrange_slowly(), exclusive=True, group="arrange")
+            self.run_worker(self._arrange_slowly, exclusive=True, group="arrange")
 
     async def _arrange_slowly(self) -> None:
         kept = array("I")
@@ -238,9 +238,8 @@ class RowList(Scroller, Generic[T]):
             parts.append(f"/{self.filter.source.strip()}" + (f" ({self.filter.problem})" if self.filter.problem else ""))
         where = units.count(self.cursor + 1) if self.shown else "0"
         of = units.count(len(self.shown))
-        parts.append(
-            f"{where} of {of}" if len(self.shown) == len(self.all) else f"{where} of {of} of {units.count(len(self.all))}"
-        )
+        in_all = f", {units.count(len(self.all))} in all" if len(self.shown) < len(self.all) else ""
+        parts.append(f"{where} of {of}{in_all}")
         if self.sorted_by is not None:
             parts.append(f"by {self.sorted_by.title.lower()} {DOWN if self.falling else UP}")
         return f" {MIDDLE_DOT} ".join(parts)

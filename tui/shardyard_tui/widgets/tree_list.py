@@ -130,7 +130,7 @@ class TreeList(RowList[Node[V]], Generic[V]):
         for i in position.values():
             node: Node[V] | None = self.all[i]
             if node is not None and wanted.matches(self.words(node)):
-                while node is not None:
+                while node is not None and id(node) in position:
                     keep.add(position[id(node)])
                     node = node.parent
         return sorted(keep)

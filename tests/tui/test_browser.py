@@ -1,0 +1,198 @@
+"""The first screen: what it finds, what it says of it, and that it never waits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from shardyard_tui.facts import EngineError, Opened
+from support.fake_engine import ROOT, FakeEngine, checkpoints, finding
+from support.pilot import running
+
+ZERO3, HF, ACTOR = f"{ROOT}/llama-sft/checkpoint-200", f"{ROOT}/llama-sft/hf", f"{ROOT}/qwen-ppo/actor"
+
+
+async def test_the_tree_shows_checkpoints_with_kind_state_and_size() -> None:
+    async with running(size=(140, 40)) as it:
+        rows = [row[: it.page.browse.size.width] for row in it.rows]
+        assert any("checkpoint-200/" in r and "DeepSpeed ZeRO-3" in r and "complete" in r and "13.0 GiB" in r for r in rows)
+        assert any("actor/" in r and "incomplete" in r for r in rows)
+        assert any("old.ckpt" in r and "unreadable" in r for r in rows)
+        assert it.page.browse.title == "5 checkpoints"
+
+
+async def test_the_summary_tells_the_verdict_where_the_bytes_are_and_what_to_do() -> None:
+    async with running(size=(140, 40)) as it:
+        await it.press("j")
+        assert it.page.detail.opened.path == ZERO3
+        for text in (
+            "The whole model in fp32 masters",
+            "fp32 masters",
+            "69%",
+            "9.0 GiB",
+            "1 note",
+            "merge into one set of weights",
+        ):
+            assert text in it.text
+
+
+async def test_a_folder_with_one_checkpoint_stands_for_it() -> None:
+    found = checkpoints()
+    async with running(FakeEngine({HF: found[HF]})) as it:
+        assert it.page.browse.current.value.name == "llama-sft"
+        assert it.page.target_at_hand().path == HF
+        assert "ready to load" in it.words
+
+
+async def test_a_broken_file_is_explained_and_nothing_else_suffers() -> None:
+    async with running() as it:
+        await it.press("G")
+        assert "ends 512 bytes too early" in it.words
+        await it.press("m")
+        assert it.said.startswith("Merge is off: ")
+
+
+async def test_a_grey_key_says_why() -> None:
+    async with running() as it:
+        await it.press("j", "j", "j", "j", "m")
+        assert it.said == "Merge is off: Rank 3 of 8 is missing: there is no model_world_size_8_rank_3.pt."
+        await it.press("x")
+        assert it.said == "Shrink is off: no stored byte is unused here."
+        await it.press("k", "m")
+        assert it.said == "Merge is off: put the cursor on a checkpoint."
+
+
+async def test_reading_only_turns_off_what_writes() -> None:
+    async with running(read_only=True) as it:
+        await it.press("j")
+        for key in ("m", "M", "e", "x"):
+            await it.press(key)
+            assert "--read-only" in it.said
+        assert "Read-only: merge, export and shrink are off." in it.words
+
+
+async def test_the_list_can_be_used_while_the_search_runs_and_esc_stops_it() -> None:
+    engine = FakeEngine()
+    engine.hold = asyncio.Event()
+    async with running(engine) as it:
+        assert it.page.browse.title.startswith("1 checkpoint, looking")
+        await it.press("j")
+        assert it.page.browse.current.key == ZERO3
+        await it.press("escape")
+        assert it.said == "Stopped; what was found so far is shown. R looks again."
+        assert it.page.browse.title == "1 checkpoint"
+        engine.hold.set()
+        await it.press("R")
+        assert it.page.browse.title == "5 checkpoints"
+
+
+async def test_nothing_found_is_said_kindly_and_files_are_listed() -> None:
+    async with running(FakeEngine({})) as it:
+        assert "No checkpoint was found here." in it.words
+        assert "notes-0.txt" in it.text
+
+
+async def test_a_folder_that_cannot_be_listed_says_why() -> None:
+    engine = FakeEngine({})
+
+    async def scan(folder: str):  # type: ignore[no-untyped-def]
+        raise EngineError("runs cannot be listed: permission denied.")
+        yield
+
+    engine.scan = scan  # type: ignore[method-assign]
+    async with running(engine) as it:
+        assert "permission denied" in it.words
+
+
+async def test_a_checkpoint_opens_to_its_files_and_dot_shows_the_rest() -> None:
+    async with running(size=(100, 30)) as it:
+        await it.press("j", "l")
+        assert any("zero_to_fp32.py" in row for row in it.rows)
+        await it.press("full_stop")
+        assert "All files and folders are shown" in it.said
+        assert any("notes-0.txt" in row for row in it.rows)
+        await it.press("full_stop")
+        assert not any("notes-0.txt" in row for row in it.rows)
+
+
+async def test_tabs_show_tensors_health_and_files_in_place() -> None:
+    async with running(size=(100, 30)) as it:
+        await it.press("j", "2")
+        assert "lm_head.weight" in it.text
+        await it.press("3")
+        assert "lm_head.weight is" in it.text
+        await it.press("4")
+        assert "zero_to_fp32.py" in it.text
+        await it.press("1")
+        assert "Weights" in it.text
+
+
+async def test_zoom_gives_one_pane_the_screen_and_esc_gives_it_back() -> None:
+    async with running() as it:
+        await it.press("tab", "plus")
+        assert not it.page.browse.display or it.page.browse.size.width == 0
+        await it.press("escape")
+        assert it.page.browse.size.width > 30
+
+
+async def test_what_changed_on_disk_is_read_again_when_the_terminal_comes_back() -> None:
+    engine = FakeEngine()
+    async with running(engine) as it:
+        await it.press("j")
+        before = engine.found[ZERO3]
+        assert isinstance(before, Opened)
+        engine.stamps[ZERO3] = before.stamp + 60
+        engine.found[ZERO3] = replace(before, stamp=before.stamp + 60, report={**before.report, "verdict": "It has changed."})
+        it.page.came_back()
+        await it.settle()
+        assert "It has changed." in it.text
+        assert "checkpoint-200 has changed" in it.said
+
+
+async def test_what_did_not_change_is_not_read_again() -> None:
+    engine = FakeEngine()
+    async with running(engine) as it:
+        await it.press("j")
+        opened = sum(a.startswith("open") for a in engine.asked)
+        it.page.came_back()
+        await it.settle()
+        assert sum(a.startswith("open") for a in engine.asked) == opened
+
+
+async def test_the_cursor_comes_back_to_its_row_after_reading_again() -> None:
+    async with running() as it:
+        await it.press("j", "j", "R")
+        assert it.page.browse.current.key == HF
+
+
+async def test_filtering_shows_matches_with_their_folders() -> None:
+    async with running() as it:
+        await it.press("slash", *"actor", "enter")
+        keys = [it.page.browse.all[i].value.name for i in it.page.browse.shown]
+        assert keys == ["qwen-ppo", "actor"]
+        await it.press("escape")
+        assert len(it.page.browse.shown) == 7
+
+
+async def test_values_that_were_read_in_a_job_join_the_findings() -> None:
+    engine = FakeEngine()
+    async with running(engine) as it:
+        await it.press("j", "j", "V")
+        assert engine.started[0].verb == "inspect-deep"
+        assert "Reading all its data" in it.said
+        opened = engine.found[HF]
+        assert isinstance(opened, Opened)
+        report = {**opened.report, "path": ".", "findings": [finding("nan", "error", "lm_head.weight holds 3 NaN.")]}
+        job = engine.views[0].id
+        engine.replay(job, [{"event": "result", "time": 2.0, "checkpoints": [report]}])
+        await it.look_at_jobs()
+        await it.press("h")
+        assert "lm_head.weight holds 3 NaN." in it.text
+
+
+async def test_a_terminal_that_is_too_small_says_so() -> None:
+    async with running(size=(50, 12)) as it:
+        assert it.rows[0].startswith("Too small: 60x15 is needed.")
+        await it.pilot.resize_terminal(80, 24)
+        await it.settle()
+        assert it.rows[0].startswith(" shardyard")

@@ -1,0 +1,182 @@
+"""From a key to a running job: the plan, its options, refusals, and starting at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardyard_tui.facts import EngineError, JobRequest
+from shardyard_tui.plan_text import checks, command, options_of, plan_lines
+from support.fake_engine import GIB, ROOT, FakeEngine, plan
+from support.pilot import running
+
+ZERO3 = f"{ROOT}/llama-sft/checkpoint-200"
+
+
+async def test_m_shows_the_plan_and_enter_starts_it() -> None:
+    async with running() as it:
+        await it.press("j", "m")
+        assert it.page.NAME == "Plan"
+        for text in ("Read", "4.0 GiB", "free 1.9 TiB", "61.0 MiB", "bit for bit", "written once"):
+            assert text in it.words
+        assert not it.engine.started
+        await it.press("enter")
+        assert it.engine.started == [JobRequest("merge", (ZERO3,), f"{ZERO3}-merged", {})]
+        assert it.page.NAME == "Checkpoints"
+        assert "It goes on if you quit" in it.said
+        assert any("merge" in row and "0%" in row for row in it.rows)
+
+
+async def test_changing_an_option_makes_the_plan_again() -> None:
+    async with running() as it:
+        await it.press("j", "m", "j", "l", "l")
+        assert it.engine.asked[-1] == "plan merge bfloat16"
+        assert "34 tensors float32 → bfloat16: the same range" in it.words
+        await it.press("left")
+        assert it.engine.asked[-1] == "plan merge float32"
+        await it.press("space", "enter")
+        assert it.engine.started[0].options == {"dtype": "bfloat16"}
+
+
+async def test_the_output_is_typed_in_the_last_line() -> None:
+    async with running() as it:
+        await it.press("j", "m", "space")
+        assert it.last_line.startswith(" Output: /scratch")
+        await it.press("ctrl+u", *"/tmp/out", "enter", "enter")
+        assert it.engine.started[0].out == "/tmp/out"
+
+
+async def test_esc_while_typing_keeps_what_was_there() -> None:
+    async with running() as it:
+        await it.press("j", "m", "space", *"xyz", "escape", "enter")
+        assert it.engine.started[0].out == f"{ZERO3}-merged"
+
+
+async def test_a_refusal_is_shown_and_enter_says_it_again() -> None:
+    engine = FakeEngine()
+    engine.refuses = EngineError("out is not empty; choose another output.", "OutputExistsError")
+    async with running(engine) as it:
+        await it.press("j", "m")
+        assert "out is not empty" in it.words
+        assert "Nothing was read or written." in it.words
+        await it.press("enter")
+        assert it.said == "Start is off: out is not empty; choose another output."
+        assert not engine.started
+        await it.press("escape")
+        assert it.page.NAME == "Checkpoints"
+
+
+async def test_e_exports_with_all_options() -> None:
+    async with running() as it:
+        await it.press("j", "e")
+        labels = [c.label for c in it.page.options.choices]
+        assert {"Output", "Dtype", "Step", "Shard size", "Tied", "Format", "Verify", "Like", "Incomplete", "Overwrite"} <= set(
+            labels
+        )
+        await it.press("enter")
+        assert it.engine.started == [JobRequest("export", (ZERO3,), f"{ZERO3}-exported", {})]
+
+
+async def test_x_shrinks_only_what_has_waste() -> None:
+    async with running() as it:
+        await it.press("j", "j", "j", "j", "j", "x")
+        await it.press("l", "enter")
+        assert it.engine.started == [JobRequest("shrink", (f"{ROOT}/qwen-ppo/bloated",), None, {"in_place": True})]
+
+
+async def test_capital_m_starts_at_once_when_every_check_passes() -> None:
+    async with running() as it:
+        await it.press("j", "M")
+        await it.settle()
+        assert it.engine.started == [JobRequest("merge", (ZERO3,), f"{ZERO3}-merged", {})]
+        assert it.page.NAME == "Checkpoints"
+
+
+async def test_capital_m_asks_when_something_is_odd(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+
+    async def tight(request: JobRequest) -> dict[str, Any]:
+        return {**plan(request), "limits": {"memory": 1 << 20}}
+
+    monkeypatch.setattr(engine, "plan", tight)
+    async with running(engine) as it:
+        await it.press("j", "M")
+        assert not engine.started
+        assert it.page.NAME == "Plan"
+        assert it.said == "Not started at once, look at: memory. Enter starts it all the same."
+        await it.press("enter")
+        assert len(engine.started) == 1
+
+
+async def test_the_plan_is_copied_as_the_command_that_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as it:
+        copied: list[str] = []
+        monkeypatch.setattr(it.app, "copy_to_clipboard", copied.append)
+        await it.press("j", "m", "j", "l", "l", "Y")
+        assert copied == [f"shardyard merge {ZERO3} -o {ZERO3}-merged --dtype bfloat16"]
+
+
+def test_only_what_was_asked_for_is_passed_on() -> None:
+    assert options_of({"out": "/x", "dtype": "", "tied": "auto", "overwrite": "no"}) == {}
+    asked = {"tied": "both", "overwrite": "yes", "select": "*.a *.b", "max_shard_size": "none", "tag": "global_step1"}
+    assert options_of(asked) == {
+        "tied": "both",
+        "overwrite": True,
+        "select": ["*.a", "*.b"],
+        "max_shard_size": "none",
+        "tag": "global_step1",
+    }
+
+
+def test_a_command_quotes_what_a_shell_would_take_apart() -> None:
+    request = JobRequest("merge", ("/a b/c",), "/out;x", {"select": ["*.weight"], "overwrite": True, "tied": "both"})
+    assert command(request) == "shardyard merge '/a b/c' -o '/out;x' --select '*.weight' --overwrite --tied both"
+
+
+def test_checks_see_what_is_missing_too_large_or_odd() -> None:
+    good = plan(JobRequest("merge", ("a",), "b"))
+    assert all(ok for ok, _, _ in checks(good))
+    bad = [
+        {"complete": False},
+        {"disk": {"needed": 2 * GIB, "free": GIB}},
+        {"limits": {"available": 10}},
+        {"findings": [{"severity": "warning"}]},
+    ]
+    for change in bad:
+        assert sum(not ok for ok, _, _ in checks({**good, **change})) == 1
+    assert all(ok for ok, _, _ in checks({**good, "limits": {}, "findings": [{"severity": "info"}]}))
+
+
+async def test_a_step_can_be_chosen_where_there_are_several() -> None:
+    async with running() as it:
+        await it.press("j", "m", "j", "j", "l", "enter")
+        assert it.engine.started[0].options == {"tag": "global_step100"}
+
+
+async def test_a_job_that_cannot_be_started_leaves_the_plan_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+
+    async def start(request: JobRequest) -> str:
+        raise EngineError("The job folder cannot be written.")
+
+    monkeypatch.setattr(engine, "start", start)
+    async with running(engine) as it:
+        await it.press("j", "m", "enter")
+        assert it.page.NAME == "Plan"
+        assert it.said == "The job folder cannot be written."
+
+
+def test_a_shrink_shows_what_each_file_gives_back() -> None:
+    shown = {
+        "files": [
+            {"name": "a.bin", "before": 3 * GIB, "after": GIB, "saved": 2 * GIB, "action": "shrink", "tensors": 4},
+            {"name": "b.bin", "before": GIB, "after": GIB, "saved": 0, "action": "leave", "why": "every stored byte is used"},
+        ],
+        "before": 4 * GIB,
+        "saved": 2 * GIB,
+    }
+    request = JobRequest("shrink", ("a",), None, {"in_place": True})
+    text = "\n".join("".join(part for part, _ in line) for line in plan_lines(shown, request, 200))
+    assert "a.bin: 3 GiB → 1 GiB" in text.replace(".0 ", " ") and "b.bin: left as it is: every stored byte is used" in text
+    assert "replaced once the new one was read back" in text and "Nothing under the source" not in text
