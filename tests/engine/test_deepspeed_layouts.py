@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind
+from shardyard.discover import find, open_candidate
 from shardyard.errors import UsageError
 from shardyard.findings import Blocks
 from shardyard.formats.candidate import OpenOptions
@@ -393,3 +394,28 @@ def spoil(root: Dict, key: str, junk: object) -> None:
         inner.pairs[:] = [(k, junk if k == key else v) for k, v in inner.pairs]
     else:
         root.pairs[:] = [(k, junk if k in (key, "optimizer_state_dict") else v) for k, v in root.pairs]
+
+
+def test_root_step_rank_file_and_the_folder_above_all_mean_the_same_weights(tmp_path: Path) -> None:
+    run = ZeroRun(3, 2, GROUPS)
+    root = tmp_path / "run" / "checkpoint-7"
+    tag = run.write(root)
+    for path in (root, tag, tag / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", root / "latest", tmp_path / "run"):
+        options = OpenOptions()
+        found = open_candidate(find(path), options)
+        assert found.kind is CheckpointKind.ZERO3 and found.mergeable, path
+        assert differences(found.tensors, run.answers(), options.handles) == []
+
+
+def test_a_trainers_gathered_copy_is_a_weight_set_of_its_own(tmp_path: Path) -> None:
+    from shardyard.discover import look
+
+    ZeroRun(3, 2, GROUPS).write(tmp_path)
+    header = b'{"a.weight":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    kinds = [c.kind for c in look(Folder(tmp_path)).candidates]
+    assert sorted(kinds) == [CheckpointKind.ZERO3, CheckpointKind.SAFETENSORS]
+    found = open_candidate(find(tmp_path), OpenOptions())
+    assert found.kind is CheckpointKind.ZERO3 and found.config == {"model_type": "llama"}
+    assert find(tmp_path / "model.safetensors").kind is CheckpointKind.SAFETENSORS

@@ -49,14 +49,17 @@ class Candidate:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files, from the listing."""
+        """Bytes of its files, from the listing; each folder is listed once."""
+        folders = {"": self.folder}
         total = 0
         for name in self.files:
             head, _, rest = name.rpartition("/")
-            folder = self.folder
-            for step in head.split("/") if head else ():
-                folder = folder.sub(step)
-            entry = folder.entries.get(rest)
+            if head not in folders:
+                folder = self.folder
+                for step in head.split("/"):
+                    folder = folder.sub(step)
+                folders[head] = folder
+            entry = folders[head].entries.get(rest)
             total += entry.nbytes if entry else 0
         return total
 

@@ -12,11 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import EvenRuns, Layout, OneRun, Record, Runs
 from shardyard.dtypes import DType
 from shardyard.errors import DamagedError
 from shardyard.formats.tensors import TensorValue
 from shardyard.formats.torch_file import TorchFile
+from shardyard.layouts import EvenRuns, Layout, OneRun, Runs
+from shardyard.pieces import Record
 from shardyard.text import printable
 
 Shape = tuple[int, ...]

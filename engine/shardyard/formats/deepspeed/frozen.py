@@ -10,11 +10,12 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from shardyard.checkpoint import Role, Runs, Tensor
+from shardyard.checkpoint import Role, Tensor
 from shardyard.findings import Severity
 from shardyard.formats.deepspeed.flat import Columns, FlatVector, flat_vector, layout_error, share
 from shardyard.formats.deepspeed.model_file import ModelFile
 from shardyard.formats.deepspeed.reading import Reading, listed, ranges
+from shardyard.layouts import Runs
 from shardyard.text import printable
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardyard.checkpoint import FileEntry
 from shardyard.errors import Cancelled, DamagedError, ShardyardError
@@ -44,14 +44,14 @@ class Reading:
             return None
         try:
             file = open_torch(self.options.handles, entry.path)
-        except (DamagedError, ShardyardError) as error:
-            if isinstance(error, Cancelled):
-                raise
+        except Cancelled:
+            raise
+        except ShardyardError as error:
             self.damaged(getattr(error, "code", "corrupt"), error.message, entry)
             return None
         for (module, attribute), count in file.globals.items():
             self.globals[f"{module}.{attribute}"] += count
-        self.findings.extend(file.findings)
+        self.findings.extend(replace(f, paths=(self.prefix + printable(entry.name),)) for f in file.findings)
         return file
 
     def damaged(self, code: str, message: str, entry: Entry, blocks: Blocks = Blocks.UNLESS_ALLOWED) -> None:

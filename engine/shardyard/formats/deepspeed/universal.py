@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from shardyard.checkpoint import CheckpointKind, FileEntry, OneRun, Role, Tensor
+from shardyard.checkpoint import CheckpointKind, FileEntry, Role, Tensor
 from shardyard.errors import DamagedError
 from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed import frozen, split
@@ -27,6 +27,7 @@ from shardyard.formats.folder import Entry, Folder
 from shardyard.formats.pickles import lookup
 from shardyard.formats.tensors import TensorValue
 from shardyard.formats.torch_file import open_torch
+from shardyard.layouts import OneRun
 from shardyard.text import printable
 
 

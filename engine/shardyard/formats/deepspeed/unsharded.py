@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardyard.checkpoint import CheckpointKind, OneRun, Role, Tensor, Tie
+from shardyard.checkpoint import CheckpointKind, Role, Tensor, Tie
 from shardyard.errors import DamagedError
 from shardyard.formats.deepspeed import moe
 from shardyard.formats.deepspeed.flat import flat_vector
@@ -21,6 +21,7 @@ from shardyard.formats.deepspeed.weights import Stored, same_views
 from shardyard.formats.deepspeed.zero_step import stored_names
 from shardyard.formats.pickles import lookup, pairs, sequence
 from shardyard.formats.tensors import TensorValue
+from shardyard.layouts import OneRun
 
 
 def fill(step: Step, model: ModelFile) -> None:

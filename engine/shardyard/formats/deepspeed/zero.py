@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from shardyard.checkpoint import Layout, Role, Tensor
+from shardyard.checkpoint import Role, Tensor
 from shardyard.dtypes import BY_NAME, DType
 from shardyard.formats.deepspeed.flat import Chain, Columns, FlatVector, Shape, layout_error, partition_size, share
 from shardyard.formats.deepspeed.model_file import Shapes
 from shardyard.formats.deepspeed.optimizer_file import OptimizerFile
 from shardyard.formats.deepspeed.ranks import RankSet
 from shardyard.formats.deepspeed.reading import ranges
+from shardyard.layouts import Layout
 from shardyard.text import printable
 
 Vectors = list[list[FlatVector | None]]
