@@ -104,11 +104,11 @@ def _masters(step: Step, models: dict[int, ModelFile], stages: Iterable[int]) ->
         files = [f for f in step.files.of(FileKind.OPTIMIZER) if f.model_rank == stage]
         model = models.get(stage)
         said = model.settings.data_ranks if model is not None else None
-        ranks = load_ranks(step.reading, files, said, bf16=model is not None and model.settings.bf16)
+        ranks = load_ranks(step.reading, files, stage, said, bf16=model is not None and model.settings.bf16)
         step.rank_sets.append(ranks)
-        shapes = (model.shapes if model is not None else None) or []
-        step.shapes.append(shapes)
-        for name, tensor in rebuild(step.reading, ranks, shapes).items():
+        shapes = model.shapes if model is not None else None
+        step.shapes.append(shapes or [])
+        for name, tensor in (rebuild(step.reading, ranks, shapes) if shapes is not None else {}).items():
             other = found.get(name)
             if other is None or other.layout is None:
                 found[name] = tensor

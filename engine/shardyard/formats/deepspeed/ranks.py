@@ -37,12 +37,13 @@ class RankSet:
         return [i for i, r in enumerate(self.ranks) if r is None]
 
 
-def load_ranks(reading: Reading, files: Sequence[StepFile], said: int | None, *, bf16: bool) -> RankSet:
+def load_ranks(reading: Reading, files: Sequence[StepFile], model_rank: int, said: int | None, *, bf16: bool) -> RankSet:
     """Read the optimizer files of one model rank and settle which of them are one run.
 
     Args:
         reading: where findings go.
         files: the files, in numeric order.
+        model_rank: the pipeline stage or tensor-parallel rank that they are of.
         said: data ranks that the model file records, if it is there.
         bf16: whether the run's config enables bf16, which decides the file prefix.
     """
@@ -64,17 +65,15 @@ def load_ranks(reading: Reading, files: Sequence[StepFile], said: int | None, *,
     ranks = [_of_world(opened.get(r), world) for r in range(world)]
     missing = [r for r in range(world) if r not in opened or (opened[r] is not None and ranks[r] is None)]
     if missing:
-        lost = [expected_name(files, r) for r in missing]
+        lost = [_expected_name(files, model_rank, r) for r in missing]
         message = f"The optimizer files of {numbered('rank', missing)} of {world} are not here: {listed(lost, 4)}."
         reading.missing("missing-rank", message, lost)
     return RankSet(world, ranks)
 
 
-def expected_name(files: Sequence[StepFile], rank: int) -> str:
+def _expected_name(files: Sequence[StepFile], model_rank: int, rank: int) -> str:
     """What the file of another rank would be called, after the pattern of those there are."""
-    like = files[0] if files else None
-    model_rank = like.model_rank if like else 0
-    return f"{like.prefix if like else ''}zero_pp_rank_{rank}_mp_rank_{model_rank:02d}_optim_states.pt"
+    return f"{files[0].prefix if files else ''}zero_pp_rank_{rank}_mp_rank_{model_rank:02d}_optim_states.pt"
 
 
 def _open(reading: Reading, file: StepFile) -> OptimizerFile | None:

@@ -30,7 +30,7 @@ def fill(step: Step, model: ModelFile | None) -> None:
     said = model.settings.data_ranks if model is not None else None
     model_rank = min(step.files.model_ranks(), default=0)
     files = [f for f in step.files.of(FileKind.OPTIMIZER) if f.model_rank == model_rank]
-    ranks = load_ranks(reading, files, said, bf16=model is not None and model.settings.bf16)
+    ranks = load_ranks(reading, files, model_rank, said, bf16=model is not None and model.settings.bf16)
     step.rank_sets.append(ranks)
     step.world = ranks.world
     stage = stage_of(step, model, ranks)
