@@ -10,24 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardyard.checkpoint import (
-    Boxes,
-    EvenRuns,
-    InlineRecord,
-    OneRun,
-    Ops,
-    Piece,
-    Runs,
-    Strided,
-    Tensor,
-    box,
-    clip,
-    row_major,
-)
+from shardyard.checkpoint import Tensor
 from shardyard.dtypes import BY_NAME
 from shardyard.errors import DamagedError, IncompleteError
 from shardyard.files import FileHandles
+from shardyard.layouts import Boxes, EvenRuns, OneRun, Runs, Strided
 from shardyard.operations import gather
+from shardyard.pieces import InlineRecord, Ops, Piece, box, clip, row_major
 
 WORDS = {1: "uint8", 2: "int16", 4: "float32", 8: "int64", 16: "complex128"}
 
@@ -267,7 +256,7 @@ def test_a_transposed_source_is_read_in_larger_blocks(tmp_path) -> None:
     array = np.arange(side * side * 4, dtype=np.float32).reshape(side, side * 4)
     path = tmp_path / "data"
     array.tofile(path)
-    from shardyard.checkpoint import Record
+    from shardyard.pieces import Record
 
     stored = Record(str(path), array.nbytes, 0)
     tensor = Tensor("t", BY_NAME["float32"], (side * 4, side), Strided(stored, 0, (side * 4, side), (4, side * 16), 4))
@@ -279,7 +268,7 @@ def test_a_transposed_source_is_read_in_larger_blocks(tmp_path) -> None:
 
 def test_columns_come_together_from_large_files(tmp_path) -> None:
     """Rows longer than a direct read, spans longer than a scratch buffer: all paths of the gathering."""
-    from shardyard.checkpoint import Record
+    from shardyard.pieces import Record
 
     rows, columns = 300, 40_000
     whole = np.random.default_rng(1).integers(0, 2**16, (rows, columns), np.uint16)

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from shardyard.checkpoint import InlineRecord, Strided, Tensor
+from shardyard.checkpoint import Tensor
 from shardyard.dtypes import BY_NAME
 from shardyard.errors import Cancelled, UnsupportedError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding
+from shardyard.layouts import Strided
 from shardyard.operations.compare import compare
 from shardyard.operations.context import Context
 from shardyard.operations.copy_check import check_copy
 from shardyard.operations.scan import scan
 from shardyard.operations.stats import stats
+from shardyard.pieces import InlineRecord
 from support.arrays import checkpoint, tensor
 
 RNG = np.random.default_rng(9)

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from shardyard.checkpoint import row_major
 from shardyard.errors import JobError
 from shardyard.formats import pickle_writer, zip_layout
 from shardyard.formats.pickles import Call, Dict, Global
 from shardyard.operations.context import Context
 from shardyard.operations.shrink import plan_shrink, shrink
 from shardyard.operations.shrink_replace import Fingerprint, replace
+from shardyard.pieces import row_major
 
 
 def bloated(path: Path, numel: int, kept: int, tensors: int = 4) -> None:

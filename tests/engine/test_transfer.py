@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardyard.checkpoint import Boxes, Checkpoint, CheckpointKind, Part, Record, Runs, Strided, Tensor, box, row_major
+from shardyard.checkpoint import Checkpoint, CheckpointKind, Part, Tensor
 from shardyard.dtypes import BY_NAME
 from shardyard.errors import Cancelled, JobError, NoRoomError, OutputExistsError
 from shardyard.files import FileHandles
+from shardyard.layouts import Boxes, Runs, Strided
 from shardyard.operations import crc, gather, ledger, merge, plan, transfer
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.options import MergeOptions
 from shardyard.operations.plan import plan_merge
+from shardyard.pieces import Record, box, row_major
 from support.services import tmpfs
 from support.truth import answers
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shardyard.checkpoint import Checkpoint, CheckpointKind, InlineRecord, OneRun, Part, Tensor, Tie
+from shardyard.checkpoint import Checkpoint, CheckpointKind, Part, Tensor, Tie
 from shardyard.dtypes import BY_NAME
+from shardyard.layouts import OneRun
+from shardyard.pieces import InlineRecord
 
 
 def tensor(name: str, array: np.ndarray, dtype: str | None = None) -> Tensor:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from shardyard.checkpoint import Ops, Piece, Record, box, row_major
 from shardyard.dtypes import DType
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
@@ -16,6 +15,7 @@ from shardyard.formats.coverage import flaw
 from shardyard.formats.dcp_rows import Chunk, Place
 from shardyard.formats.dcp_slices import EncodedSlice, Slice
 from shardyard.formats.tensors import TensorValue
+from shardyard.pieces import Ops, Piece, Record, box, row_major
 from shardyard.text import printable
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardyard.checkpoint import EncodedRecord, Record
 from shardyard.dtypes import DType
 from shardyard.errors import DamagedError, UnsupportedError
 from shardyard.files import FileHandles
@@ -25,6 +24,7 @@ from shardyard.formats.pickles import PickleError
 from shardyard.formats.tensors import REBUILDS, TensorValue, storage_of
 from shardyard.formats.torch_file import TorchFile, open_torch
 from shardyard.formats.zip_directory import Window
+from shardyard.pieces import EncodedRecord, Record
 from shardyard.text import printable
 
 ZSTD = "stream.zstd/1"

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, OneRun, Part, Record, Tensor, Usage
+from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Tensor, Usage
 from shardyard.dtypes import BY_NAME, DType, Kind
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
@@ -16,6 +16,8 @@ from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.formats.sniff import Content, not_a_checkpoint, sniff_file
+from shardyard.layouts import OneRun
+from shardyard.pieces import Record
 from shardyard.text import printable
 
 # Type number: (name, elements a block, bytes a block), as ggml numbers them.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import Boxes, Checkpoint, CheckpointKind, FileEntry, Part, Piece, Record, Tensor, box, row_major
+from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Tensor
 from shardyard.dtypes import DType
 from shardyard.errors import Cancelled, DamagedError
 from shardyard.findings import Blocks, Finding, Severity
@@ -22,6 +22,8 @@ from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import find_config
 from shardyard.formats.safetensors_file import SafetensorsFile, open_safetensors
 from shardyard.formats.same_files import conflicts
+from shardyard.layouts import Boxes
+from shardyard.pieces import Piece, Record, box, row_major
 from shardyard.text import printable
 
 _SHARD = re.compile(r"shard-(\d{1,9})-.+-\d{1,9}-of-\d{1,9}\.safetensors")

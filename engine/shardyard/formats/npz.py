@@ -13,20 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shardyard.checkpoint import (
-    Checkpoint,
-    CheckpointKind,
-    FileEntry,
-    Layout,
-    OneRun,
-    Ops,
-    Part,
-    Record,
-    Strided,
-    Tensor,
-    Usage,
-    row_major,
-)
+from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Tensor, Usage
 from shardyard.dtypes import BY_NAME, DType, Kind
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
@@ -35,6 +22,8 @@ from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.formats.sniff import HEAD, Content, not_a_checkpoint, sniff_file
 from shardyard.formats.zip_directory import STORED, DeflatedRecord, Window, deflated_record_of, read_directory, record_of
+from shardyard.layouts import Layout, OneRun, Strided
+from shardyard.pieces import Ops, Record, row_major
 from shardyard.text import printable
 
 MOST_HEADER_BYTES = 64 << 10

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from shardyard.checkpoint import Ops
 from shardyard.dtypes import BY_NAME, DType
 from shardyard.formats.pickles import ByteString, Call, Collapse, Global, integers, sequence, text_of
 from shardyard.formats.tensors import StorageRef, TensorValue
+from shardyard.pieces import Ops
 
 _KINDS = {
     "f": {2: "float16", 4: "float32", 8: "float64"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import Boxes, Layout, Ops, Piece, Role, StoredObject, Tensor, box, row_major
+from shardyard.checkpoint import Role, StoredObject, Tensor
 from shardyard.dtypes import DType, unknown
 from shardyard.errors import DamagedError, ShardyardError, UnsupportedError
 from shardyard.findings import Blocks, Finding, Severity
@@ -15,6 +15,8 @@ from shardyard.formats.pickles import integers, pairs, sequence, text_of
 from shardyard.formats.tensors import TensorValue, WrapperValue, dtype_of
 from shardyard.formats.torch_file import TorchFile
 from shardyard.formats.torch_text import describe
+from shardyard.layouts import Boxes, Layout
+from shardyard.pieces import Ops, Piece, box, row_major
 from shardyard.text import printable
 
 _MOST_NAMED = 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from functools import cached_property
 
-from shardyard.checkpoint import OneRun, Record, Tensor
+from shardyard.checkpoint import Tensor
 from shardyard.dtypes import BY_NAME, BY_SAFETENSORS, DType, Kind, unknown
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
@@ -19,6 +19,8 @@ from shardyard.formats.pickles import no_collection
 from shardyard.formats.safetensors_checks import check, twice_findings
 from shardyard.formats.safetensors_header import Entry, SafetensorsHeader, parse
 from shardyard.formats.sniff import HEAD, Content, not_a_checkpoint, sniff
+from shardyard.layouts import OneRun
+from shardyard.pieces import Record
 from shardyard.text import printable
 
 REFERENCE_HEADER_BYTES = 100_000_000

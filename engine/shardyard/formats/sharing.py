@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 
-from shardyard.checkpoint import Ops, Tensor
+from shardyard.checkpoint import Tensor
+from shardyard.pieces import Ops
 
 MOST_MASK_UNITS = 1 << 25
 MOST_MASK_STEPS = 1 << 20

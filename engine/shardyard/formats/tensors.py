@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import Ops
 from shardyard.dtypes import BY_NAME, STORAGE_CLASSES, DType, unknown
 from shardyard.formats.pickles import Call, Collapse, Global, Persistent, PickleError, integers, lookup, sequence, text_of
+from shardyard.pieces import Ops
 from shardyard.text import printable
 
 

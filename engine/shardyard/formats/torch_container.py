@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import InlineRecord, Layout, OneRun, Ops, Record, Role, StorageView, Strided, Tensor
+from shardyard.checkpoint import Role, StorageView, Tensor
 from shardyard.dtypes import DType
 from shardyard.errors import DamagedError, UnsupportedError
 from shardyard.findings import Finding
@@ -22,6 +22,8 @@ from shardyard.formats.tensors import (
     storage_of,
 )
 from shardyard.formats.zip_directory import Member, Window
+from shardyard.layouts import Layout, OneRun, Strided
+from shardyard.pieces import InlineRecord, Ops, Record
 from shardyard.text import printable
 
 

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import Record
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
@@ -16,6 +15,7 @@ from shardyard.formats.pickles import Collapse, Loaded, PickleError, Truncated, 
 from shardyard.formats.tensors import PersistentHook
 from shardyard.formats.torch_container import Reading, TorchFile
 from shardyard.formats.zip_directory import Window
+from shardyard.pieces import Record
 from shardyard.text import printable
 
 MAGIC = 0x1950A86A20F9469CFC6C

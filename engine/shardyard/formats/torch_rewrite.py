@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import OneRun, Record, Strided, Tensor, row_major
+from shardyard.checkpoint import Tensor
 from shardyard.dtypes import BY_NAME
 from shardyard.errors import UnsupportedError
 from shardyard.formats import pickle_writer
@@ -18,6 +18,8 @@ from shardyard.formats.sharing import Cluster, View, clusters_of
 from shardyard.formats.tensors import StorageRef
 from shardyard.formats.torch_container import TorchFile
 from shardyard.formats.torch_views import TensorCall, looks_of, named_calls
+from shardyard.layouts import OneRun, Strided
+from shardyard.pieces import Record, row_major
 
 WORTHWHILE = 64
 """Less is not worth a new file: torch pads every record to this."""

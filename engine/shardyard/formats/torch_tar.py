@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 
-from shardyard.checkpoint import Record
 from shardyard.dtypes import STORAGE_CLASSES, DType
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
@@ -14,6 +13,7 @@ from shardyard.formats.tensors import StorageRef, TensorValue
 from shardyard.formats.torch_container import Reading, TorchFile
 from shardyard.formats.torch_legacy import Stream
 from shardyard.formats.zip_directory import Window
+from shardyard.pieces import Record
 from shardyard.text import printable
 
 _MOST_MEMBERS = 64

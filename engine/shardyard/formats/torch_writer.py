@@ -9,10 +9,10 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from shardyard.checkpoint import row_major
 from shardyard.dtypes import STORAGE_CLASSES, DType
 from shardyard.formats import pickle_writer, zip_layout
 from shardyard.formats.pickles import Call, Global
+from shardyard.pieces import row_major
 
 _CLASS_OF = {dtype.name: name for name, dtype in STORAGE_CLASSES.items()}
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardyard.checkpoint import Record
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
@@ -25,6 +24,7 @@ from shardyard.formats.zip_directory import (
     record_of,
     twice,
 )
+from shardyard.pieces import Record
 from shardyard.text import printable
 
 _SMALL = 64

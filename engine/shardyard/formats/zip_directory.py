@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardyard.checkpoint import EncodedRecord, Record
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
+from shardyard.pieces import EncodedRecord, Record
 from shardyard.text import printable
 
 _END = struct.Struct("<4s4H2LH")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardyard.checkpoint import Layout, Tensor
+from shardyard.checkpoint import Tensor
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
+from shardyard.layouts import Layout
 from shardyard.operations import gather
 from shardyard.operations.written import Written
 from shardyard.text import printable

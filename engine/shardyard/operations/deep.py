@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardyard.checkpoint import Checkpoint, EncodedRecord, InlineRecord, Record, Tensor
+from shardyard.checkpoint import Checkpoint, Tensor
 from shardyard.errors import CheckpointError, UsageError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding, Severity
@@ -19,6 +19,7 @@ from shardyard.operations import gather
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.copy_check import Disagreement, check_copy
 from shardyard.operations.scan import Scan, scan
+from shardyard.pieces import EncodedRecord, InlineRecord, Record
 from shardyard.text import printable
 
 BLOCK = 1 << 20

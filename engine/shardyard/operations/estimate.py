@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardyard.checkpoint import OneRun, Ops, Tensor
+from shardyard.checkpoint import Tensor
+from shardyard.layouts import OneRun
 from shardyard.limits import disk, manners
 from shardyard.operations import gather
 from shardyard.operations.casts import CAST_BLOCK
 from shardyard.operations.written import Written
+from shardyard.pieces import Ops
 
 if TYPE_CHECKING:
     from shardyard.operations.plan import Plan

@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from shardyard.checkpoint import EncodedRecord, InlineRecord, Ops, Piece, Record, Tensor, box, clip
+from shardyard.checkpoint import Tensor
 from shardyard.dtypes import DType, Kind
 from shardyard.errors import DamagedError, IncompleteError, UnsupportedError
 from shardyard.files import FileHandles
+from shardyard.pieces import EncodedRecord, InlineRecord, Ops, Piece, Record, box, clip
 from shardyard.text import printable
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from shardyard import __version__
-from shardyard.checkpoint import Checkpoint, EncodedRecord, EvenRuns, InlineRecord, Record, Tensor
+from shardyard.checkpoint import Checkpoint, Tensor
 from shardyard.errors import UsageError
 from shardyard.files import FileHandles, fingerprint
 from shardyard.findings import Finding
+from shardyard.layouts import EvenRuns
 from shardyard.limits import preflight
 from shardyard.operations import contents, estimate
 from shardyard.operations.adapters import CONFIG
@@ -33,6 +34,7 @@ from shardyard.operations.outputs import (
 )
 from shardyard.operations.place import MARKER, Place, check_free
 from shardyard.operations.selection import Selection, select
+from shardyard.pieces import EncodedRecord, InlineRecord, Record
 from shardyard.text import printable
 
 UNIT = 64 << 20

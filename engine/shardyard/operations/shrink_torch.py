@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from shardyard.checkpoint import OneRun, Record, Strided, Tensor
+from shardyard.checkpoint import Tensor
 from shardyard.dtypes import BY_NAME
 from shardyard.errors import DamagedError, JobError, UnsupportedError
 from shardyard.files import FileHandles
@@ -25,8 +25,10 @@ from shardyard.formats.torch_file import open_torch
 from shardyard.formats.torch_rewrite import WORTHWHILE, NewStorage, Rewrite, plan_rewrite
 from shardyard.formats.torch_views import FROM_TYPE, arguments_of, named_calls, value_of
 from shardyard.formats.zip_directory import DEFLATED, DeflatedRecord, deflated_record_of, record_of
+from shardyard.layouts import OneRun, Strided
 from shardyard.operations import gather
 from shardyard.operations.shrink_meter import Meter, Output, equal_ranges
+from shardyard.pieces import Record
 from shardyard.text import printable
 
 _NOT_KEPT = (".format_version", ".data/serialization_id")

@@ -11,10 +11,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import Record
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.operations.crc import Coverage
+from shardyard.pieces import Record
 from shardyard.text import printable
 
 MOST_GAP_BYTES = 64 << 10

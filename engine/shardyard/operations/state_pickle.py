@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
-from shardyard.checkpoint import row_major
 from shardyard.dtypes import STORAGE_CLASSES
 from shardyard.operations.written import Whole, Written
+from shardyard.pieces import row_major
 
 _CLASS_OF = {dtype.name: f"torch\n{name}" for name, dtype in STORAGE_CLASSES.items()}
 _UNTYPED = "torch.storage\nUntypedStorage"
