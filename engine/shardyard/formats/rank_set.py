@@ -10,8 +10,8 @@ from shardyard.dtypes import DType, unknown
 from shardyard.errors import DamagedError, ShardyardError, UnsupportedError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.coverage import Block, flaw
-from shardyard.formats.dtensor import LocalBlock, Share, share_of
 from shardyard.formats.pickles import integers, pairs, sequence, text_of
+from shardyard.formats.shares import LocalBlock, Share, ShareReader
 from shardyard.formats.tensors import TensorValue, WrapperValue, dtype_of
 from shardyard.formats.torch_file import TorchFile
 from shardyard.formats.torch_text import describe
@@ -53,12 +53,13 @@ class RankSet:
         for (module, name), count in file.globals.items():
             self.globals[f"{module}.{name}"] = self.globals.get(f"{module}.{name}", 0) + count
         self.findings += file.findings
+        reader = ShareReader(rank)
         for name, value in _leaves(file.root, "", 0):
-            self._add(name, value, file, rank)
+            self._add(name, value, file, reader)
 
-    def _add(self, name: str, value: object, file: TorchFile, rank: int) -> None:
+    def _add(self, name: str, value: object, file: TorchFile, reader: ShareReader) -> None:
         try:
-            share = share_of(value, rank)
+            share = reader.read(value)
             if share is None:
                 self.objects.setdefault(name, StoredObject(name, describe(value)))
             else:
