@@ -20,7 +20,7 @@ from shardyard.errors import JobError
 from shardyard.formats import pickle_writer, zip_layout
 from shardyard.formats.pickles import Call, Dict, Global
 from shardyard.operations.context import Context
-from shardyard.operations.shrink import plan_shrink, shrink
+from shardyard.operations.shrink import made, made_since, plan_shrink, shrink
 from shardyard.operations.shrink_replace import Fingerprint, replace
 from shardyard.pieces import row_major
 
@@ -168,7 +168,7 @@ def test_a_new_file_that_is_not_equal_never_takes_the_name(tmp_path: Path, monke
 PEAK = """
 import json, resource, sys
 from shardyard.operations.context import Context
-from shardyard.operations.shrink import plan_shrink, shrink
+from shardyard.operations.shrink import made, made_since, plan_shrink, shrink
 result = shrink(plan_shrink([sys.argv[1]], in_place=True), Context())
 print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, "after": result["after"]}))
 """
@@ -188,3 +188,38 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         peaks.append(found["peak"] / 1024)
         path.unlink()
     assert abs(peaks[1] - peaks[0]) < 20, peaks
+
+
+def test_an_output_killed_at_any_point_is_absent_or_whole_and_goes_on(tmp_path: Path) -> None:
+    source, out = tmp_path / "model", tmp_path / "small"
+    source.mkdir()
+    for i in range(3):
+        bloated(source / f"pytorch_model-{i}.bin", 1 << 20, 1 << 16)
+    (source / "config.json").write_text("{}")
+    (source / "link").symlink_to("../elsewhere", target_is_directory=True)
+    (tmp_path / "elsewhere").mkdir()
+    started, took = time.time(), time.monotonic()
+    shrink(plan_shrink([source], out), Context())
+    took = time.monotonic() - took
+    wanted = {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()}
+    assert len(wanted) == 5
+    points = random.Random(7)
+    for trial in range(12):
+        subprocess.run(["rm", "-rf", str(out), f"{out}.shardyard-partial"], check=True)
+        child = os.fork()
+        if child == 0:
+            try:
+                shrink(plan_shrink([source], out), Context())
+            finally:
+                os._exit(0)
+        time.sleep(took * 1.2 * (trial + points.random()) / 12)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if out.exists():
+            plan = plan_shrink([source], out, resuming=True)
+            assert made_since(plan, started) and made(plan)["saved"] > 0
+        else:
+            shrink(plan_shrink([source], out), Context())
+        assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == wanted
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "model", "small"]
+    assert not made_since(plan_shrink([source], out, resuming=True), time.time() + 1)

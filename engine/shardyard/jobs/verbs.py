@@ -86,10 +86,17 @@ def _publish(made: Plan, context: Context, *, there: bool) -> Mapping[str, Any]:
 
 def shrink(job: Job, context: Context) -> Mapping[str, Any]:
     """Drop stored bytes that no tensor uses."""
-    from shardyard.operations.shrink import plan_shrink
-    from shardyard.operations.shrink import shrink as carry_out
+    from shardyard.operations import shrink as operation
 
-    return carry_out(plan_shrink(list(job.spec.sources), job.spec.out, **job.spec.options), context)
+    sources, out, options = list(job.spec.sources), job.spec.out, job.spec.options
+    try:
+        plan = operation.plan_shrink(sources, out, **options)
+    except OutputExistsError:
+        plan = operation.plan_shrink(sources, out, **options, resuming=True)
+        if not operation.made_since(plan, job.created):
+            raise
+        return operation.made(plan)
+    return operation.shrink(plan, context)
 
 
 def compare(job: Job, context: Context) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from shardyard.formats.sniff import Content, sniff_file
 from shardyard.health.words import size
 from shardyard.limits import disk
 from shardyard.operations.context import Context
-from shardyard.operations.place import Place, check_free
+from shardyard.operations.place import Place, check_free, read_marker
 from shardyard.operations.shrink_files import Found, files_of
 from shardyard.operations.shrink_meter import Meter
 from shardyard.operations.shrink_replace import Fingerprint, reason_to_leave
@@ -177,8 +177,11 @@ def plan_shrink(
     in_place: bool = False,
     dedupe_tied: bool = False,
     workers: int | None = None,
+    resuming: bool = False,
 ) -> ShrinkPlan:
     """Look at the files and say what each would become. With neither `out` nor `in_place`, only that.
+
+    `resuming` lets OUT be there, for a run that was killed after its last rename: see `made_since`.
 
     Raises:
         UsageError: no such file, or options that contradict each other.
@@ -191,7 +194,7 @@ def plan_shrink(
     if not sources:
         raise UsageError("shrink needs a file or a folder.")
     paths = [os.path.abspath(s) for s in sources]
-    place = _place(paths, out)
+    place = _place(paths, out, resuming=resuming)
     plan = ShrinkPlan(paths, place, in_place, dedupe_tied, [])
     found = files_of(paths, pattern)
     alone = len(found) == 1 and not os.path.isdir(paths[0])
@@ -206,13 +209,14 @@ def plan_shrink(
     return plan
 
 
-def _place(sources: list[str], out: str | os.PathLike[str] | None) -> Place | None:
+def _place(sources: list[str], out: str | os.PathLike[str] | None, *, resuming: bool) -> Place | None:
     if out is None:
         return None
     place = Place.of(out)
     single = place.single and len(sources) == 1 and os.path.isfile(sources[0])
     place = replace(place, single=single)
-    check_free(place, overwrite=False, sources=sources)
+    if not resuming:
+        check_free(place, overwrite=False, sources=sources)
     if any(str(place.out).startswith(source + os.sep) for source in sources):
         raise UsageError(f"{printable(str(place.out))} lies inside what is to be shrunk; choose another output.")
     return place
@@ -287,6 +291,27 @@ def _check_room(plan: ShrinkPlan) -> None:
                 f"{printable(str(room.folder))} has {size(room.room)} free; the new file needs {size(needed)} beside the old one."
             )
             raise NoRoomError(said, path=folder)
+
+
+def made_since(plan: ShrinkPlan, since: float) -> bool:
+    """Whether the output was put in place after `since` by this very plan: a run was killed after its last rename."""
+    place = plan.place
+    try:
+        if place is None or place.out.stat().st_ctime < since:
+            return False
+        if place.single:
+            return place.out.stat().st_size == plan.files[0].after
+    except OSError:
+        return False
+    marker = read_marker(place.out)
+    return marker is not None and marker.get("plan") == plan.hash
+
+
+def made(plan: ShrinkPlan) -> dict[str, Any]:
+    """The report of an output that is in place already; what is left of its staging goes."""
+    from shardyard.operations.shrink_run import already
+
+    return already(plan)
 
 
 def shrink(plan: ShrinkPlan, context: Context) -> dict[str, Any]:

@@ -78,6 +78,17 @@ def _walk(root: str, prefix: str, pattern: str | None) -> Iterator[Found]:
             yield Found(path, prefix + relative, wanted, os.path.islink(path))
 
 
+def linked_folders(sources: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(path, name in the output) of links to folders: they are not followed, and stay links."""
+    for source in sources:
+        prefix = f"{os.path.basename(source)}/" if len(sources) > 1 else ""
+        for folder, folders, _ in os.walk(source):
+            for name in folders:
+                path = os.path.join(folder, name)
+                if os.path.islink(path):
+                    yield path, prefix + os.path.relpath(path, source)
+
+
 def _holds_states(names: Sequence[str]) -> bool:
     """Whether a folder is a step of DeepSpeed's, or one that torch.distributed.checkpoint addresses by bytes."""
     return ".metadata" in names or any(_STATES.fullmatch(name) for name in names)

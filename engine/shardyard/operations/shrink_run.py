@@ -20,6 +20,7 @@ from shardyard.operations import staging
 from shardyard.operations.context import Context
 from shardyard.operations.place import MARKER, Place
 from shardyard.operations.shrink import FilePlan, ShrinkPlan, report_lines, row_of, shrinking
+from shardyard.operations.shrink_files import linked_folders
 from shardyard.operations.shrink_meter import Meter
 from shardyard.operations.shrink_replace import Fingerprint, replace, sync_folder, write_beside
 from shardyard.operations.shrink_ties import differing_message, tied_copies
@@ -34,6 +35,15 @@ def run(plan: ShrinkPlan, context: Context) -> dict[str, Any]:
     """See `shrink.shrink`."""
     context.plan(plan.to_json())
     return _Run(plan, context).run()
+
+
+def already(plan: ShrinkPlan) -> dict[str, Any]:
+    """See `shrink.made`."""
+    done = _Run(plan, Context())
+    done.rows = [row_of(f) for f in plan.looked_at]
+    if plan.place is not None:
+        staging.remove(plan.place.staging)
+    return done.result()
 
 
 class _Run:
@@ -53,9 +63,9 @@ class _Run:
             self._in_place()
         else:
             self.rows = [row_of(f) for f in self.plan.looked_at]
-        return self._result()
+        return self.result()
 
-    def _result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         before = sum(row["before"] for row in self.rows)
         saved = sum(row["saved"] for row in self.rows)
         place = self.plan.place
@@ -152,6 +162,11 @@ class _Run:
                 self.meter.step(done=2 * file.payload if file.shrunk else file.before)
             if file.shrunk or file.why:
                 self.rows.append(row)
+        for path, name in linked_folders(self.plan.sources):
+            target = place.files / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not os.path.lexists(target):
+                os.symlink(os.readlink(path), target)
 
     def _make(self, file: FilePlan, target: Path, data: bytes | None) -> dict[str, Any]:
         path = file.found.path
@@ -192,7 +207,11 @@ class _Run:
 
     def _publish(self, place: Place) -> None:
         if not place.single:
-            files = {str(p.relative_to(place.files)): p.stat().st_size for p in sorted(place.files.rglob("*")) if p.is_file()}
+            names = sorted(f.found.name for f in self.plan.files)
+            files = {name: (place.files / name).stat().st_size for name in names}
+            for path in list(place.files.rglob("*")):
+                if not path.is_dir() and not path.is_symlink() and str(path.relative_to(place.files)) not in files:
+                    path.unlink()  # what a run left that was killed while it wrote a small file
             marker = {
                 "schema": 1,
                 "shardyard": __version__,
@@ -238,7 +257,7 @@ def _claimed(place: Place, plan_hash: str) -> Iterator[None]:
         known = place.staging / _PLAN
         if known.exists() and known.read_text() != plan_hash:
             _forget(place)
-        elif not known.exists() and any(p.name != _LOCK for p in place.staging.iterdir()):
+        elif not known.exists() and any(not p.name.startswith((_LOCK, _PLAN)) for p in place.staging.iterdir()):
             where = printable(str(place.staging))
             said = f"{where} holds something unfinished that is no shrink; delete it, or choose another output."
             raise OutputExistsError(said, path=str(place.staging))
