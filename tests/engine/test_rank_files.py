@@ -116,6 +116,14 @@ def test_a_missing_replica_takes_nothing_away(tmp_path: Path) -> None:
     assert values(checkpoint) == WEIGHT.tobytes()
 
 
+def test_a_missing_rank_may_have_held_names_of_its_own(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_rank(verl(tmp_path, rank, 3), {f"layers.{rank}.w": plain(WEIGHT)})
+    checkpoint = open_folder(tmp_path)
+    assert find(checkpoint, "missing-rank").blocks is Blocks.UNLESS_ALLOWED
+    assert values(checkpoint, "layers.1.w") == WEIGHT.tobytes()
+
+
 def test_one_rank_and_plain_tensors(tmp_path: Path) -> None:
     write_rank(verl(tmp_path, 0, 1), {"w": plain(WEIGHT)})
     checkpoint = open_folder(tmp_path)

@@ -135,7 +135,7 @@ class _Opening:
             self.add_model(model, group)
         world = self.world(group, model)
         checkpoint.world_size = world
-        self.check_ranks(group, world)
+        self.check_ranks(group, model, world)
         self.check_config(world)
         if group.optim:
             self.add_optimizer(group)
@@ -187,7 +187,7 @@ class _Opening:
             return group.world
         return max([model.ranks, *(rank + 1 for of in (group.model, group.optim) for rank in of)])
 
-    def check_ranks(self, group: _Group, world: int) -> None:
+    def check_ranks(self, group: _Group, model: RankSet, world: int) -> None:
         for of_kind, what in ((group.model, "model"), (group.optim, "optimizer")):
             missing = group.missing(of_kind, world)
             beyond = [rank for rank in of_kind if rank >= world]
@@ -202,13 +202,13 @@ class _Opening:
                     blocks=Blocks.MERGE,
                 )
             if missing:
-                self.missing_ranks(group, of_kind, missing, world, what)
+                # Where replicas (HSDP) hold everything, a missing rank takes nothing away.
+                copied = model.alike and all(t.layout is not None for t in self.checkpoint.tensors.values())
+                self.missing_ranks(of_kind, missing, world, what, whole=what == "model" and copied)
 
-    def missing_ranks(self, group: _Group, of_kind: dict[int, str], missing: list[int], world: int, what: str) -> None:
+    def missing_ranks(self, of_kind: dict[int, str], missing: list[int], world: int, what: str, *, whole: bool) -> None:
         example = next(iter(of_kind.values()))
-        names = tuple(re.sub(r"(rank_?)\d+(\.\w+)$", rf"\g<1>{rank}\g<2>", example) for rank in missing)
-        # Where replicas (HSDP) hold everything, a missing rank takes nothing away.
-        whole = what == "model" and all(t.layout is not None for t in self.checkpoint.tensors.values()) and of_kind
+        names = tuple(re.sub(r"(rank_?)\d+(\.\w+)$", rf"\g<1>{rank}\g<2>", example) for rank in missing[:_MOST_NAMED])
         serious = what == "model" and not whole
         self.finding(
             "missing-rank",
@@ -216,7 +216,7 @@ class _Opening:
             f"{len(missing)} of {world} ranks' {what} files are missing, such as {names[0]}"
             + (": the others hold copies of everything it held." if whole else "."),
             "Copy them from the nodes that wrote them, or give those nodes' folders as further sources.",
-            paths=names[:_MOST_NAMED],
+            paths=names,
             blocks=Blocks.UNLESS_ALLOWED if serious else Blocks.NOTHING,
         )
 

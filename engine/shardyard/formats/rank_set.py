@@ -47,6 +47,8 @@ class RankSet:
     ranks: int = 1
     """The largest number of ranks that any tensor's layout speaks of."""
     bytes_used: int = 0
+    _contents: set[int] = field(default_factory=set)
+    """A hash of each file's names."""
 
     def add(self, file: TorchFile, rank: int) -> None:
         """Take one rank's file; its graph may be dropped afterwards."""
@@ -54,8 +56,16 @@ class RankSet:
             self.globals[f"{module}.{name}"] = self.globals.get(f"{module}.{name}", 0) + count
         self.findings += file.findings
         reader = ShareReader(rank)
+        names = 0
         for name, value in _leaves(file.root, "", 0):
             self._add(name, value, file, reader)
+            names ^= hash(name)
+        self._contents.add(names)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all files have the same names and hold shares: then a further rank's file would add no name."""
+        return len(self._contents) == 1 and any(not stored.plain for stored in self.stored.values())
 
     def _add(self, name: str, value: object, file: TorchFile, reader: ShareReader) -> None:
         try:
