@@ -173,7 +173,7 @@ def _plan(
         selection,
         files,
         chosen.tied,
-        Counter((w.tensor.dtype.name, w.dtype.name) for w in chosen.written if w.dtype != w.tensor.dtype),
+        Counter((w.tensor.dtype.name, w.dtype.name) for w in chosen.written if w.cast and w.dtype != w.tensor.dtype),
         {path: fingerprint(handles, path) for path in used} | _inline(records),
         list({id(r): r for r in records if isinstance(r, EncodedRecord)}.values()),
         list(selection.findings),
@@ -243,6 +243,8 @@ def _adapter_files(chosen: contents.Contents, place: Place) -> list[OutputFile]:
 
 def _shards(chosen: contents.Contents, most: int | None) -> list[list[int]]:
     """Numbers of written tensors by shard; the parts of one value stay together."""
+    if not chosen.wholes:
+        return split([w.nbytes for w in chosen.written], most)
     numbers = {w.name: k for k, w in enumerate(chosen.written)}
     together = {numbers[p.name]: numbers[w.parts[0].name] for w in chosen.wholes for p in w.parts}
     groups: dict[int, list[int]] = {}

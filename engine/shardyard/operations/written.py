@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardyard.checkpoint import Tensor
 from shardyard.dtypes import DType
@@ -25,14 +25,15 @@ class Written:
     fold: Fold | None = None
     """A low-rank change that is added while it is written."""
 
-    @property
-    def cast(self) -> bool:
-        """Whether its bytes are not those that are stored."""
-        return self.dtype != self.tensor.dtype or self.fold is not None
+    cast: bool = field(init=False)
+    """Whether its bytes are not those that are stored."""
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        return self.dtype.nbytes(self.tensor.numel) if self.cast else self.tensor.nbytes
+    def __post_init__(self) -> None:
+        # Worked out once: a plan asks for them many times, and there may be a million tensors.
+        changed = self.dtype is not self.tensor.dtype and self.dtype != self.tensor.dtype
+        self.cast = changed or self.fold is not None
+        self.nbytes = self.dtype.nbytes(self.tensor.numel) if self.cast else self.tensor.nbytes
 
 
 @dataclass(frozen=True, slots=True)
