@@ -299,3 +299,12 @@ def test_hostile_files_are_refused_or_rewritten_with_all_they_name(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     done = [rewrite(path, "out.pt") for path in sorted((fixture_root() / "hostile" / "code").glob("*.pt"))]
     assert sum(done) > 30 and os.listdir(tmp_path) == ["out.pt"]
+
+
+def test_a_file_that_would_grow_is_left_alone_and_said_so(tmp_path: Path) -> None:
+    flat = torch.zeros(4000)
+    path = tmp_path / "many.pt"
+    torch.save({str(i): flat[i * 4 : i * 4 + 2] for i in range(1000)}, path)
+    before = path.read_bytes()
+    result = run(plan_shrink([path], in_place=True))
+    assert result["saved"] == 0 and "would not become smaller" in result["files"][0]["why"] and path.read_bytes() == before

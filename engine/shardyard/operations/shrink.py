@@ -238,12 +238,24 @@ def plan_file(handles: FileHandles, found: Found, plan: ShrinkPlan, *, alone: bo
         if alone:
             raise
         return replace(left, why=error.message, damaged=not isinstance(error, UnsupportedError))
-    if not new.worthwhile or new.nbytes >= mark.nbytes:
-        return replace(left, why="every stored byte is used")
+    why = reason_it_stays(new, mark.nbytes)
+    if why:
+        return replace(left, why=why)
     why = reason_to_leave(os.path.realpath(found.path), mark) if plan.in_place else ""
     if why:
         return replace(left, why=why)
     return replace(left, after=new.nbytes, payload=new.payload, tensors=new.tensors, shrunk=True)
+
+
+def reason_it_stays(new: Shrinking, nbytes: int) -> str:
+    """Why a file of `nbytes` is left as it is; empty if its new form gives bytes back."""
+    if not new.worthwhile:
+        return "every stored byte is used"
+    return (
+        ""
+        if new.nbytes < nbytes
+        else "it would not become smaller: its tensors are so small that storing each by itself costs more"
+    )
 
 
 def shrinking(handles: FileHandles, path: str, plan: ShrinkPlan) -> Shrinking | None:

@@ -19,7 +19,7 @@ from shardyard.limits import disk
 from shardyard.operations import staging
 from shardyard.operations.context import Context
 from shardyard.operations.place import MARKER, Place
-from shardyard.operations.shrink import FilePlan, ShrinkPlan, report_lines, row_of, shrinking
+from shardyard.operations.shrink import FilePlan, ShrinkPlan, reason_it_stays, report_lines, row_of, shrinking
 from shardyard.operations.shrink_files import linked_folders
 from shardyard.operations.shrink_meter import Meter
 from shardyard.operations.shrink_replace import Fingerprint, replace, sync_folder, write_beside
@@ -111,8 +111,9 @@ class _Run:
         with FileHandles() as handles:
             try:
                 new = shrinking(handles, path, self.plan)
-                if new is None or not new.worthwhile or new.nbytes >= file.before:
-                    return _left(file, "every stored byte is used")
+                why = reason_it_stays(new, file.before) if new is not None else "it is no checkpoint"
+                if new is None or why:
+                    return _left(file, why)
                 why = replace(
                     path, file.fingerprint, lambda fd: new.write(fd, self.meter), lambda made: new.prove(made, self.meter)
                 )
@@ -180,11 +181,12 @@ class _Run:
             try:
                 with FileHandles() as handles:
                     new = shrinking(handles, path, self.plan)
-                    if new is not None and new.worthwhile and new.nbytes < file.before:
+                    why = reason_it_stays(new, file.before) if new is not None else "it is no checkpoint"
+                    if new is not None and not why:
                         write_beside(str(target), lambda fd: new.write(fd, self.meter), lambda made: new.prove(made, self.meter))
                         _copy_mode(path, target)
                         return {**row, "after": new.nbytes, "saved": file.before - new.nbytes}
-                row = _left(file, "every stored byte is used")
+                row = _left(file, why)
             except CheckpointError as error:
                 row = self._skip(file, error)
         self._copy(path, target)
