@@ -340,6 +340,12 @@ def test_components_are_found_at_any_depth(
     assert checkpoint.part == default
 
 
+def test_a_tensor_without_a_name_is_the_model_like_any_other(tmp_path: Path) -> None:
+    writer = DcpWriter(tmp_path)
+    writer.tensor((), WEIGHT, ROWS)
+    assert values(open_folder(writer.write()), "") == WEIGHT.tobytes()
+
+
 def test_names_stay_whole_where_no_paths_are_recorded(tmp_path: Path) -> None:
     writer = DcpWriter(tmp_path, paths=None)
     for path in (("model.w",), ("optimizer.state.exp_avg.model.w",), ("rng_state.x",)):

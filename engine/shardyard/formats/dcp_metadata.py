@@ -103,7 +103,7 @@ def _state(root: object, names: dict[str, int]) -> SavedState:
         path = sequence(value)
         if isinstance(key, str) and path is not None and all(type(step) in (str, int) for step in path):
             steps = tuple(step for step in path if isinstance(step, (str, int)))
-            if ".".join(map(str, steps)) == key:
+            if steps and ".".join(map(str, steps)) == key:
                 state.paths[key] = steps
     return state
 
