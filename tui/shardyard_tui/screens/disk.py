@@ -177,11 +177,13 @@ class Disk(CheckpointActions):
 
     def older_optimizers(self) -> tuple[int, int]:
         """Bytes of optimizer states in saves that are not the newest of their folder, and of how many saves."""
+        # Only a save that training can go on from makes an older one needless: a merged output beside it does not.
+        saves = [s for s in self.shares.values() if s.usage.get("optimizer")]
         newest: dict[str, Share] = {}
-        for share in self.shares.values():
+        for share in saves:
             if share.run not in newest or share.mtime > newest[share.run].mtime:
                 newest[share.run] = share
-        old = [s for s in self.shares.values() if newest[s.run] is not s and s.usage.get("optimizer")]
+        old = [s for s in saves if newest[s.run] is not s]
         return sum(int(s.usage["optimizer"]) for s in old), len(old)
 
     # Actions
