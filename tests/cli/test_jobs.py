@@ -17,7 +17,8 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.jobs import launch, store
-from shardyard.jobs.store import Job, Spec, State
+from shardyard.jobs.folder import Spec, State
+from shardyard.jobs.store import Job
 from support import fake_worker
 
 

@@ -116,7 +116,8 @@ def test_masters_must_round_to_their_16_bit_copy() -> None:
 
 
 def test_scanning_and_describing_run_as_jobs(tmp_path: Path) -> None:
-    from shardyard.jobs.store import Spec, State, create
+    from shardyard.jobs.folder import Spec, State
+    from shardyard.jobs.store import create
 
     save_file({"w": np.zeros((4, 4), np.float32), "v": noise(3)}, tmp_path / "m.safetensors")
     for verb, options in (("scan", {}), ("stats", {"select": ["w"]})):

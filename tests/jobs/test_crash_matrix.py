@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from shardyard.jobs import launch, store, worker
+from shardyard.jobs.folder import Spec, State
 from shardyard.jobs.owner import Owner
-from shardyard.jobs.store import Job, Spec, State
+from shardyard.jobs.store import Job
 from shardyard.limits import manners
 from shardyard.operations.merge import merge
 from shardyard.operations.options import MergeOptions

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.jobs import launch, store
-from shardyard.jobs.store import Job, Spec, State
+from shardyard.jobs.folder import Spec, State
+from shardyard.jobs.store import Job
 from support import fake_worker, services
 from support.checkpoints import fixture_root
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from shardyard.jobs import events, launch, store
-from shardyard.jobs.store import Job, Spec, State
+from shardyard.jobs.folder import Spec, State
+from shardyard.jobs.store import Job
 from support import services
 from support.merges import digests, slowed, wait_for, worker_of, write_source
 

@@ -16,7 +16,8 @@ import pytest
 from shardyard.cli import main
 from shardyard.errors import UsageError
 from shardyard.jobs import launch, slurm, store
-from shardyard.jobs.store import Job, Spec, State
+from shardyard.jobs.folder import Spec, State, write_json
+from shardyard.jobs.store import Job
 from support import fake_worker
 from support import slurm as lab
 from support.merges import digests, slowed, write_source
@@ -173,7 +174,7 @@ def test_a_job_that_slurm_has_forgotten_and_that_left_no_word_is_lost(tmp_path: 
     wait_for(lambda: state(job) is State.LOST, 30)
     wait_for(lambda: answer("squeue", "-h", "-t", "all", "-j", number(job)) == "", 30)
     data = slurm.details(job)
-    store.write_json(job.folder / "slurm.json", {**data, "state": "RUNNING"})
+    write_json(job.folder / "slurm.json", {**data, "state": "RUNNING"})
     assert state(job) is State.LOST
     assert "no longer known" in slurm.describe(job)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.jobs import launch, store
-from shardyard.jobs.store import Job, State
+from shardyard.jobs.folder import State
+from shardyard.jobs.store import Job
 from support import ssh
 from support.merges import digests, wait_for, worker_of, write_source
 

@@ -10,7 +10,8 @@ import pytest
 
 from shardyard.errors import UsageError
 from shardyard.jobs import store, verbs
-from shardyard.jobs.store import Job, Spec, State
+from shardyard.jobs.folder import Spec, State
+from shardyard.jobs.store import Job
 from support.checkpoints import fixture_root
 
 ZERO3 = fixture_root() / "deepspeed" / "z3_w2_bf16"

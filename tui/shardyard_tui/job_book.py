@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shardyard.errors import ShardyardError
 from shardyard.jobs import store
 from shardyard.jobs.events import Combined
+from shardyard.jobs.folder import Spec, State
 from shardyard_tui.facts import Document, EngineError, JobRequest, JobView
 
 ROWS = "tensors.jsonl"
@@ -62,7 +63,7 @@ class JobBook:
     def start(self, request: JobRequest) -> str:
         """Create a job folder and start its worker."""
         with said():
-            job = store.create(store.Spec(request.verb, request.sources, request.out, dict(request.options), request.slurm))
+            job = store.create(Spec(request.verb, request.sources, request.out, dict(request.options), request.slurm))
             job.start()
             return job.id
 
@@ -80,7 +81,7 @@ class JobBook:
     def clean(self) -> int:
         """Remove what is done or cancelled; failed and lost ones may still be resumed."""
         with said():
-            gone = [job for job in store.jobs() if job.state() in (store.State.DONE, store.State.CANCELLED)]
+            gone = [job for job in store.jobs() if job.state() in (State.DONE, State.CANCELLED)]
             for job in gone:
                 job.remove()
             return len(gone)

@@ -97,9 +97,10 @@ def run(verb: str, args: argparse.Namespace, options: Mapping[str, Any], *, out:
     if args.dry_run:
         return dry_run(verb, args.sources, out, options, as_json=args.json)
     from shardyard.jobs import store
+    from shardyard.jobs.folder import Spec
 
     sources = tuple(str(s) for s in args.sources)
-    spec = store.Spec(verb, sources, None if out is None else str(out), options, slurm_settings(args.slurm))
+    spec = Spec(verb, sources, None if out is None else str(out), options, slurm_settings(args.slurm))
     job = store.create(spec)
     job.start()
     if args.detach:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.jobs import store
-from shardyard.jobs.store import Job, State
+from shardyard.jobs.folder import State
+from shardyard.jobs.store import Job
 from shardyard.operations.place import Place
 
 STAGING = ".shardyard-partial"

@@ -6,15 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import shardyard
 from shardyard.errors import JobError
+from shardyard.jobs.folder import JobFolder
 from shardyard.jobs.owner import Owner
 from shardyard.limits import manners
-
-if TYPE_CHECKING:
-    from shardyard.jobs.store import Job
 
 WORKER = (sys.executable, "-m", "shardyard.jobs.worker")
 """The worker's command, to which the job folder is added; tests put their own verbs behind another one."""
@@ -23,14 +20,8 @@ _children: list[subprocess.Popen[bytes]] = []
 """Workers that this process started and that it must collect when they end: else they stay as zombies while it lives."""
 
 
-def start(job: Job) -> None:
-    """Start a try of the job where its spec says."""
-    attempt = job.begin_attempt()
-    if job.spec.slurm is not None:
-        from shardyard.jobs import slurm
-
-        slurm.submit(job, attempt)
-        return
+def spawn(job: JobFolder) -> None:
+    """Start the job's worker on this machine."""
     for child in list(_children):
         if child.poll() is not None:
             _children.remove(child)

@@ -19,7 +19,7 @@ from typing import Any
 from shardyard.errors import JobError, ShardyardError, UsageError
 from shardyard.jobs import launch
 from shardyard.jobs.events import error_event
-from shardyard.jobs.store import Job, State, read_json, write_json
+from shardyard.jobs.folder import JobFolder, State, read_json, write_json
 from shardyard.jobs.verbs import VERBS
 from shardyard.text import printable
 
@@ -53,7 +53,7 @@ def available() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def submit(job: Job, attempt: int) -> None:
+def submit(job: JobFolder, attempt: int) -> None:
     """Hand the job to Slurm; the job folder gets the script and the number."""
     try:
         options = _options(job.spec.slurm or {})
@@ -90,7 +90,7 @@ def _options(settings: Mapping[str, str]) -> list[str]:
     return options
 
 
-def _script(job: Job) -> str:
+def _script(job: JobFolder) -> str:
     """The batch script. Several tasks end before the publisher starts, whatever became of them: it judges by their ledgers."""
     worker = shlex.join([*launch.WORKER, str(job.folder)])
     wanted = ("PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -107,7 +107,7 @@ def _script(job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
-def state(job: Job) -> State:
+def state(job: JobFolder) -> State:
     """How the job is, from what Slurm said last and from signs of life since."""
     data = read_json(job.folder / "slurm.json")
     if data is None:
@@ -121,12 +121,12 @@ def state(job: Job) -> State:
     return State.CANCELLED if said == "CANCELLED" or job.cancel_asked else State.LOST
 
 
-def details(job: Job) -> dict[str, Any]:
+def details(job: JobFolder) -> dict[str, Any]:
     """What Slurm said last: `id`, `state`, `reason`, `node`, `start`, `seen`; empty before it was submitted."""
     return read_json(job.folder / "slurm.json") or {}
 
 
-def describe(job: Job) -> str:
+def describe(job: JobFolder) -> str:
     """One line: the number, Slurm's own state, why it waits or where it runs."""
     data = details(job)
     if not data:
@@ -159,7 +159,7 @@ class _Clock:
 _clock = _Clock()
 
 
-def refresh(jobs: Iterable[Job], *, now: bool = False) -> None:
+def refresh(jobs: Iterable[JobFolder], *, now: bool = False) -> None:
     """Ask Slurm about all of these jobs that have not ended, in one call, unless it was asked a moment ago."""
     waiting = {}
     for job in jobs:
@@ -205,7 +205,7 @@ def _accounted(numbers: Sequence[str]) -> dict[str, dict[str, str]]:
     return {row[0]: {"state": row[1].split()[0], "reason": "", "node": row[2]} for row in rows if len(row) == 3 and row[1]}
 
 
-def cancel(job: Job) -> None:
+def cancel(job: JobFolder) -> None:
     """`scancel`; a job that had not started is cancelled at once."""
     data = details(job)
     before = state(job)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardyard.errors import OutputExistsError, UsageError
-from shardyard.jobs.store import Job, Spec
+from shardyard.jobs.folder import JobFolder, Spec
 from shardyard.operations.context import Context
 
 if TYPE_CHECKING:
     from shardyard.operations.plan import Plan
 
-Verb = Callable[[Job, Context], Mapping[str, Any]]
+Verb = Callable[[JobFolder, Context], Mapping[str, Any]]
 
 
 def plan(verb: str, sources: Sequence[str], out: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _out(spec: Spec) -> str:
     return spec.out
 
 
-def _plan_or_go_on(job: Job) -> tuple[Plan, bool]:
+def _plan_or_go_on(job: JobFolder) -> tuple[Plan, bool]:
     """The plan, and whether an earlier try of this job was killed after it had put the output in place."""
     from shardyard.operations import staging
 
@@ -59,7 +59,7 @@ def _plan_or_go_on(job: Job) -> tuple[Plan, bool]:
         raise
 
 
-def merge(job: Job, context: Context) -> Mapping[str, Any]:
+def merge(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Merge or export; as one of several tasks only its share, which `merge_publish` then puts in place."""
     from shardyard.operations import merge as operation
 
@@ -72,7 +72,7 @@ def merge(job: Job, context: Context) -> Mapping[str, Any]:
     return _publish(made, context, there=there) if context.tasks == 1 else {}
 
 
-def merge_publish(job: Job, context: Context) -> Mapping[str, Any]:
+def merge_publish(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Put in place what several tasks wrote."""
     made, there = _plan_or_go_on(job)
     return _publish(made, context, there=there)
@@ -84,7 +84,7 @@ def _publish(made: Plan, context: Context, *, there: bool) -> Mapping[str, Any]:
     return publish.published(made) if there else publish.publish(made, context)
 
 
-def shrink(job: Job, context: Context) -> Mapping[str, Any]:
+def shrink(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Drop stored bytes that no tensor uses."""
     from shardyard.operations import shrink as operation
 
@@ -99,7 +99,7 @@ def shrink(job: Job, context: Context) -> Mapping[str, Any]:
     return operation.shrink(plan, context)
 
 
-def compare(job: Job, context: Context) -> Mapping[str, Any]:
+def compare(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Are these the same weights? The rows, which may be many, are in the job folder; the result has the rest."""
     from shardyard.operations.compare import ROWS, CompareOptions, compare_paths
 
@@ -110,7 +110,7 @@ def compare(job: Job, context: Context) -> Mapping[str, Any]:
     return {**{key: value for key, value in result.items() if key != "tensors"}, "rows": ROWS}
 
 
-def stats(job: Job, context: Context) -> Mapping[str, Any]:
+def stats(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Exact statistics of tensors. The rows, which may be many, are in the job folder."""
     from shardyard.operations.stats import ROWS, StatsOptions, stats_path
 
@@ -118,7 +118,7 @@ def stats(job: Job, context: Context) -> Mapping[str, Any]:
     return {"path": result["path"], "part": result["part"], "tensors": len(result["tensors"]), "rows": ROWS}
 
 
-def scan(job: Job, context: Context) -> Mapping[str, Any]:
+def scan(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """NaN, inf, all-zero and constant tensors, and equal copies."""
     from shardyard.discover import open_checkpoint
     from shardyard.formats.candidate import OpenOptions
@@ -128,13 +128,13 @@ def scan(job: Job, context: Context) -> Mapping[str, Any]:
     return operation.scan(open_checkpoint(list(job.spec.sources), options), context).to_json()
 
 
-def _only(job: Job) -> str:
+def _only(job: JobFolder) -> str:
     if len(job.spec.sources) != 1:
         raise UsageError(f"{job.spec.verb} takes one checkpoint.")
     return job.spec.sources[0]
 
 
-def inspect(job: Job, context: Context) -> Mapping[str, Any]:
+def inspect(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """What is here; `inspect-deep` also reads the data."""
     from shardyard.operations import inspect as operation
 

@@ -21,8 +21,8 @@ from typing import Any
 from shardyard.errors import Cancelled, JobError, NoRoomError, ShardyardError
 from shardyard.jobs.context import PULSE_S, EventContext
 from shardyard.jobs.events import MOST_PLAN_BYTES, EventLog, error_event, error_of
+from shardyard.jobs.folder import JobFolder, State, task_name, write_json
 from shardyard.jobs.owner import HEARTBEAT_EVERY_S, Owner
-from shardyard.jobs.store import Job, State, task_name, write_json
 from shardyard.jobs.verbs import VERBS, Verb
 from shardyard.limits import disk, manners
 
@@ -30,7 +30,7 @@ from shardyard.limits import disk, manners
 class JobContext(EventContext):
     """The context of a job: events into its file, the plan into plan.json, a heartbeat, and stopping when asked."""
 
-    def __init__(self, job: Job, log: EventLog, *, task: int = 0, tasks: int = 1) -> None:
+    def __init__(self, job: JobFolder, log: EventLog, *, task: int = 0, tasks: int = 1) -> None:
         super().__init__(log.append, out=job.spec.out, stop=self._asked_to_stop, task=task, tasks=tasks)
         self.job = job
         self.folder = job.folder
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -
     parser.add_argument("--publish", action="store_true", help="finish what several tasks wrote")
     args = parser.parse_args(argv)
     faulthandler.enable()
-    job = Job(args.folder.absolute())
+    job = JobFolder(args.folder.absolute())
     task, tasks = _place(job, args.publish)
     (job.folder / f"ended.{task}.json").unlink(missing_ok=True)
     if job.spec.slurm is not None and os.environ.get("SLURM_RESTART_COUNT"):
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -
     return 0 if state is State.DONE else 1
 
 
-def _place(job: Job, publish: bool) -> tuple[int, int]:
+def _place(job: JobFolder, publish: bool) -> tuple[int, int]:
     """Which task of how many this process is."""
     tasks = job.spec.tasks
     return (0 if publish or tasks == 1 else int(os.environ.get("SLURM_PROCID", "0"))), (1 if publish else tasks)
@@ -160,7 +160,7 @@ def _do(context: JobContext, verbs: Mapping[str, Verb], log: EventLog, *, publis
     return State.DONE, {}
 
 
-def _raise_what_tasks_raised(job: Job) -> None:
+def _raise_what_tasks_raised(job: JobFolder) -> None:
     """Nothing is published once a task refused: the job ends with its words. A cancelled task says less than a failed one."""
     for state in (State.FAILED, State.CANCELLED):
         for ended in job.ended_tasks():
