@@ -1,4 +1,4 @@
-"""The app on a made-up engine, for tests that need a real terminal: `python -m support.app_in_terminal [--rows N] [--ascii] …`."""
+"""The app on a made-up engine, for tests that need a real terminal: `python -m support.app_in_terminal [--rows N] …`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> None:
         found = {path: dataclasses.replace(first, path=path, table=large_table(args.rows))}
     engine = FakeEngine(found)
     if args.job:
-        engine.live = True
+        engine.begin_endless_job()
     app_module.RealEngine = lambda: engine  # type: ignore[assignment, misc, return-value]
     code = app_module.run(ROOT, ascii=args.ascii, slow=args.slow, theme=args.theme)
     modules = os.environ.get("SUPPORT_MODULES")

@@ -305,6 +305,27 @@ class FakeEngine:
     async def close(self) -> None:
         self.closed = True
 
+    def begin_endless_job(self) -> None:
+        """A job that is a little further at every look."""
+        source = f"{ROOT}/llama-sft/checkpoint-200"
+        job = JobView("20261130-182400-000", "merge", "merge checkpoint-200 -> hf", "running", (source,), f"{ROOT}/hf", created=NOW)
+        self.views.insert(0, job)
+        self.recorded[job.id] = [{"event": "plan", "time": NOW, **plan(JobRequest("merge", (source,), f"{ROOT}/hf"))}]
+
+        async def jobs() -> list[JobView]:
+            step = len(self.recorded[job.id])
+            done = step * (8 << 20)
+            memory = {"anon": (40 << 20) + step % 7 * (1 << 20), "working_set": 1 << 30, "limit": 8 * GIB, "available": 7 * GIB}
+            event = {
+                "event": "progress", "time": NOW + step / 2, "done": done, "total": 4 * GIB, "read": done, "written": done,
+                "item": f"model.layers.{step}.mlp.up_proj.weight", "rate": 16e6 + step % 5 * 1e6, "eta": 60.0, "memory": memory,
+                "disk": {"free": 1900 * GIB},
+            }  # fmt: skip
+            self.replay(job.id, [event])
+            return list(self.views)
+
+        self.jobs = jobs  # type: ignore[method-assign]
+
     # What tests do to jobs
 
     def change(self, job: str, **changes: Any) -> None:

@@ -96,7 +96,7 @@ class Terminal:
         """Press keys."""
         os.write(self._master, keys.encode() if isinstance(keys, str) else keys)
 
-    def press(self, keys: str | bytes, quiet: float = 0.25) -> tuple[int, float]:
+    def press(self, keys: str | bytes, quiet: float = 0.12) -> tuple[int, float]:
         """Press keys; how many bytes came back, and after how many seconds the first."""
         began = time.monotonic()
         self.send(keys)

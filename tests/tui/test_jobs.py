@@ -34,7 +34,7 @@ async def test_a_running_job_is_in_sight_from_start_to_end() -> None:
 
 
 async def test_the_list_shows_the_running_ones_first() -> None:
-    engine, job = await started()
+    engine, _ = await started()
     engine.views.append(JobView("old", "merge", "merge a -> b", "done", created=NOW + 5, ended=NOW + 9))
     engine.views.append(JobView("bad", "merge", "merge c -> d", "failed", outcome={"message": "No space left on /scratch."}))
     async with running(engine, size=(140, 40)) as it:

@@ -88,7 +88,7 @@ async def test_the_window_follows_the_cursor(shown: tuple[RowList[Any], Any]) ->
 async def test_moving_the_cursor_repaints_two_rows_and_the_note(
     shown: tuple[RowList[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    widget, pilot = shown
+    _, pilot = shown
     painted: list[Any] = []
     refresh = Panel.refresh
 

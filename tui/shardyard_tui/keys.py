@@ -91,7 +91,7 @@ _TABLE: tuple[Action, ...] = (
     Action("follow", "F", "F", "follow", "follow a job, or let the view stand still", "Jobs", "shardyard jobs follow"),
     Action("cancel", "X", "X", "cancel", "cancel the job: asks first", "Jobs", "shardyard jobs cancel"),
     Action("resume", "r", "r", "resume", "go on from the last finished unit", "Jobs", "shardyard jobs resume"),
-    Action("clean", "C", "C", "clean up", "forget finished jobs: asks first", "Jobs", "shardyard jobs clean"),
+    Action("clean", "C", "C", "clean up", "forget finished jobs: asks first", "Jobs", "shardyard jobs clean --done"),
     Action("scale", "b", "b", "log scale", "linear or logarithmic bars", "Look"),
     Action("doctor", "D", "D", "doctor", "versions, limits, terminal: what a bug report needs", "Program", "shardyard doctor"),
     Action("palette", "colon,ctrl+p", ":", "any command", "any action by name", "Program"),

@@ -33,7 +33,7 @@ def _progress(job: JobView) -> str:
     progress = job.progress or {}
     done, total = int(progress.get("done") or 0), int(progress.get("total") or 0)
     if not total:
-        return "waiting in Slurm" if job.slurm and job.state == "queued" else "starting"
+        return job.slurm if job.slurm and job.state == "queued" else "starting"
     eta = progress.get("eta")
     left = f", {units.duration(float(eta))} left" if eta is not None else ""
     return f"{done / total:.0%} of {units.size(total)}, {units.size(float(progress.get('rate') or 0))}/s{left}"

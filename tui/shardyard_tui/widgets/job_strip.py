@@ -54,7 +54,7 @@ def job_line(job: JobView, width: int) -> Line:
     spans: list[Span] = [(fit(job.title, name_room, cut="middle") + " ", "text")]
     left = width - name_room - 1
     if job.state == "queued":
-        return [*spans, (fit("waiting in Slurm" if job.slurm else "starting", left), "dim")]
+        return [*spans, (fit(job.slurm or "starting", left), "dim")]
     if job.running:
         return [*spans, *_running(job, left)]
     return [*spans, *ending(job, left)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from textual import work
 from textual.binding import BindingType
 from textual.message import Message
 
@@ -147,8 +148,9 @@ class RowList(Scroller, Generic[T]):
             self.workers.cancel_node(self)
             self._show(self._sorted(self.matching(self.filter, range(len(self.all)))))
         else:
-            self.run_worker(self._arrange_slowly, exclusive=True, group="arrange")
+            self._arrange_slowly()
 
+    @work(exclusive=True, group="arrange")
     async def _arrange_slowly(self) -> None:
         kept = array("I")
         total = len(self.all)
