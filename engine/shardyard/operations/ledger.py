@@ -62,7 +62,8 @@ class Ledger:
                 return  # a file system without locks
             os.close(self._fd)
             raise JobError(
-                f"Another process is writing this output ({printable(str(self.path.parent))}).", path=str(self.path.parent)
+                f"Another process is writing this output ({printable(str(self.path.parent))}); wait for it, or choose another.",
+                path=str(self.path.parent),
             ) from None
 
     def append(self, units: Iterable[UnitDone]) -> None:

@@ -12,6 +12,9 @@ from shardyard.errors import NoRoomError, OutputExistsError, UsageError
 from shardyard.text import printable
 
 MARKER = ".shardyard.json"
+PARTIAL, OLD = ".shardyard-partial", ".shardyard-old"
+RESERVED = (PARTIAL, OLD)
+"""Endings of what lies beside an output while it is made: healing removes such folders, so no output may be called so."""
 FILE_SUFFIXES = {".safetensors": "safetensors", ".bin": "torch", ".pt": "torch", ".pth": "torch"}
 
 
@@ -29,6 +32,9 @@ class Place:
         path = Path(os.path.abspath(out))
         if not path.name:
             raise UsageError("The output cannot be the root folder.")
+        if path.name.endswith(RESERVED):
+            text = f"{printable(path.name)} ends like the places of unfinished and replaced outputs; choose another name."
+            raise UsageError(text, path=str(path))
         # A link to a folder means the folder it leads to: the rename must happen on that file system.
         if path.is_symlink():
             path = Path(os.path.realpath(path))
@@ -37,7 +43,7 @@ class Place:
     @property
     def staging(self) -> Path:
         """Everything that is unfinished; one deterministic folder for each output."""
-        return self.out.with_name(self.out.name + ".shardyard-partial")
+        return self.out.with_name(self.out.name + PARTIAL)
 
     @property
     def files(self) -> Path:
@@ -47,7 +53,7 @@ class Place:
     @property
     def old(self) -> Path:
         """Where an output that is replaced waits until the new one is in place."""
-        return self.out.with_name(self.out.name + ".shardyard-old")
+        return self.out.with_name(self.out.name + OLD)
 
     @property
     def format(self) -> str | None:
@@ -66,7 +72,7 @@ def check_free(place: Place, *, overwrite: bool, sources: list[str]) -> None:
     if not out.exists() and place.old.exists():
         out = place.old  # a crash between two renames left it there; it is put back before anything is written
     if os.path.lexists(out):
-        _check_existing(place, out, overwrite=overwrite)
+        check_existing(place, out, overwrite=overwrite)
         real = os.path.realpath(out)
         if any(os.path.realpath(s) == real or os.path.realpath(s).startswith(real + os.sep) for s in sources):
             raise UsageError(f"{printable(str(out))} holds what is to be read; choose another output.", path=str(out))
@@ -81,7 +87,12 @@ def check_free(place: Place, *, overwrite: bool, sources: list[str]) -> None:
         raise NoRoomError(f"{printable(str(folder))} cannot be written to; choose another output.", path=str(folder))
 
 
-def _check_existing(place: Place, out: Path, *, overwrite: bool) -> None:
+def check_existing(place: Place, out: Path, *, overwrite: bool) -> None:
+    """Refuse what is in the output's place and may not be replaced.
+
+    Raises:
+        OutputExistsError: it holds something, and replacing was not asked for, or would take what is not ours.
+    """
     shown = printable(str(place.out))
     if place.single:
         if out.is_dir():

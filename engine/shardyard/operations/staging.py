@@ -12,7 +12,7 @@ from typing import Any
 from shardyard.errors import NoRoomError, OutputExistsError, ShardyardError
 from shardyard.files import FileHandles
 from shardyard.limits import disk
-from shardyard.operations.place import Place, read_marker
+from shardyard.operations.place import Place, check_existing, read_marker
 from shardyard.operations.plan import Plan, settings
 from shardyard.text import printable
 
@@ -149,15 +149,43 @@ def begun(plan: Plan) -> bool:
 
 
 def swap_in(plan: Plan) -> None:
-    """Give the finished output its final name; every step can be repeated after a crash."""
+    """Give the finished output its final name; every step can be repeated after a crash.
+
+    Raises:
+        OutputExistsError: something that may not be replaced has come there since the work began; the finished files stay.
+    """
     place = plan.place
-    source = place.files / plan.files[0].name if place.single else place.files
-    if place.out.is_dir() and not place.single and any(place.out.iterdir()):
-        os.rename(place.out, place.old)
-    os.rename(source, place.out)
+    overwrite = plan.options.overwrite
+    if place.single:
+        _name_file(place, place.files / plan.files[0].name, overwrite=overwrite)
+    else:
+        if os.path.lexists(place.out):
+            check_existing(place, place.out, overwrite=overwrite)
+            if any(place.out.iterdir()):
+                os.rename(place.out, place.old)
+        os.rename(place.files, place.out)
     _sync_folder(place.out.parent)
     if place.old.exists():
         remove(place.old)
+
+
+def _name_file(place: Place, source: Path, *, overwrite: bool) -> None:
+    """A rename that replaces only what may be replaced: a link fails where another process was first."""
+    if overwrite:
+        os.rename(source, place.out)
+        return
+    try:
+        os.link(source, place.out)
+    except FileExistsError:
+        if not os.path.samefile(source, place.out):
+            check_existing(place, place.out, overwrite=False)
+    except OSError:
+        # A file system without links: what is there is looked at just before the rename.
+        if os.path.lexists(place.out):
+            check_existing(place, place.out, overwrite=False)
+        os.rename(source, place.out)
+        return
+    source.unlink()
 
 
 def remove(path: Path) -> None:
