@@ -28,7 +28,7 @@ from shardyard.formats.safetensors_file import torch_type
 from shardyard.operations import gather
 from shardyard.operations.merge import merge
 from shardyard.operations.options import MergeOptions
-from shardyard.operations.plan import plan_merge
+from shardyard.operations.planning import plan_merge
 
 Fact = tuple[str, tuple[int, ...], str]
 """dtype, shape and the first 16 hex digits of the values' SHA-256."""

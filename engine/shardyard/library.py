@@ -212,7 +212,7 @@ def merge(
     """
     from shardyard.operations.merge import merge as run
     from shardyard.operations.options import MergeOptions
-    from shardyard.operations.plan import plan_merge
+    from shardyard.operations.planning import plan_merge
 
     plan = plan_merge(sources, out, MergeOptions.parse(options))
     return dict(run(plan, _Calls(progress, cancelled)))

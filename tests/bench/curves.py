@@ -14,7 +14,7 @@ import json, sys, time
 start = time.perf_counter()
 from shardyard.operations.merge import merge
 from shardyard.operations.options import MergeOptions
-from shardyard.operations.plan import plan_merge
+from shardyard.operations.planning import plan_merge
 plan = plan_merge([sys.argv[1]], sys.argv[2], MergeOptions.parse(json.loads(sys.argv[3])))
 merge(plan)
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from shardyard.errors import UnsupportedError, UsageError
 from shardyard.operations.merge import merge
 from shardyard.operations.options import MergeOptions
-from shardyard.operations.plan import plan_merge
+from shardyard.operations.planning import plan_merge
 from support.checkpoints import cases, fixture_root
 
 HEAD = "base_model.model."

@@ -33,7 +33,7 @@ from shardyard.findings import Blocks, Finding, Severity
 from shardyard.operations import merge as operation
 from shardyard.operations.merge import merge
 from shardyard.operations.options import MergeOptions, parse_size
-from shardyard.operations.plan import plan_merge
+from shardyard.operations.planning import plan_merge
 from support.checkpoints import cases
 
 STATE = {

@@ -20,8 +20,9 @@ from shardyard.errors import JobError
 from shardyard.formats import pickle_writer, zip_layout
 from shardyard.formats.pickles import Call, Dict, Global
 from shardyard.operations.context import Context
-from shardyard.operations.shrink import made, made_since, plan_shrink, shrink
+from shardyard.operations.shrink_planning import plan_shrink
 from shardyard.operations.shrink_replace import Fingerprint, replace
+from shardyard.operations.shrink_run import made, made_since, shrink
 from shardyard.pieces import row_major
 
 
@@ -168,7 +169,8 @@ def test_a_new_file_that_is_not_equal_never_takes_the_name(tmp_path: Path, monke
 PEAK = """
 import json, resource, sys
 from shardyard.operations.context import Context
-from shardyard.operations.shrink import made, made_since, plan_shrink, shrink
+from shardyard.operations.shrink_planning import plan_shrink
+from shardyard.operations.shrink_run import made, made_since, shrink
 result = shrink(plan_shrink([sys.argv[1]], in_place=True), Context())
 print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, "after": result["after"]}))
 """

@@ -27,7 +27,7 @@ from shardyard.jobs.store import Job
 from shardyard.limits import manners
 from shardyard.operations.merge import merge
 from shardyard.operations.options import MergeOptions
-from shardyard.operations.plan import plan_merge
+from shardyard.operations.planning import plan_merge
 from support import services
 from support.checkpoints import fixture_root
 from support.merges import write_source

@@ -43,14 +43,14 @@ def show(
     as_json: bool = False,
 ) -> int:
     """Print the report; exit code 1 only with `strict`."""
-    from shardyard.operations import inspect
+    from shardyard.operations import inspect, inspect_text
 
     report = inspect.report(paths, tensors=tensors, hashes=hashes, deep=deep, tag=tag)
     if as_json:
         json.dump(report, sys.stdout, indent=1, ensure_ascii=True)
         print()
     else:
-        for line in inspect.describe(report):
+        for line in inspect_text.describe(report):
             print(line)
     checkpoints = cast(list[dict[str, Any]], report["checkpoints"])
     found = any(f["severity"] in ("error", "warning") for c in checkpoints for f in c["findings"])

@@ -25,7 +25,7 @@ def plan(verb: str, sources: Sequence[str], out: str | None, options: Mapping[st
     if verb in ("merge", "export"):
         return _plan(spec, resuming=False).to_json()
     if verb == "shrink":
-        from shardyard.operations.shrink import plan_shrink
+        from shardyard.operations.shrink_planning import plan_shrink
 
         return plan_shrink(list(sources), out, **options).to_json()
     raise UsageError(f"{verb} has no plan: it writes nothing.")
@@ -34,7 +34,7 @@ def plan(verb: str, sources: Sequence[str], out: str | None, options: Mapping[st
 def _plan(spec: Spec, *, resuming: bool) -> Plan:
     from shardyard.operations.export import plan_export
     from shardyard.operations.options import MergeOptions
-    from shardyard.operations.plan import plan_merge
+    from shardyard.operations.planning import plan_merge
 
     make = plan_export if spec.verb == "export" else plan_merge
     return make(list(spec.sources), _out(spec), MergeOptions.parse(spec.options), resuming=resuming)
@@ -86,17 +86,17 @@ def _publish(made: Plan, context: Context, *, there: bool) -> Mapping[str, Any]:
 
 def shrink(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Drop stored bytes that no tensor uses."""
-    from shardyard.operations import shrink as operation
+    from shardyard.operations import shrink_planning, shrink_run
 
     sources, out, options = list(job.spec.sources), job.spec.out, job.spec.options
     try:
-        plan = operation.plan_shrink(sources, out, **options)
+        plan = shrink_planning.plan_shrink(sources, out, **options)
     except OutputExistsError:
-        plan = operation.plan_shrink(sources, out, **options, resuming=True)
-        if not operation.made_since(plan, job.created):
+        plan = shrink_planning.plan_shrink(sources, out, **options, resuming=True)
+        if not shrink_run.made_since(plan, job.created):
             raise
-        return operation.made(plan)
-    return operation.shrink(plan, context)
+        return shrink_run.made(plan)
+    return shrink_run.shrink(plan, context)
 
 
 def compare(job: JobFolder, context: Context) -> Mapping[str, Any]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardyard.checkpoint import Tensor
 from shardyard.layouts import OneRun
 from shardyard.limits import disk, manners
 from shardyard.operations import gather
 from shardyard.operations.casts import CAST_BLOCK
+from shardyard.operations.plan import Plan
 from shardyard.operations.written import Written
 from shardyard.pieces import Ops
-
-if TYPE_CHECKING:
-    from shardyard.operations.plan import Plan
 
 PROCESS_BYTES = 20 << 20
 """Anonymous memory of a worker before it holds a checkpoint."""

@@ -20,7 +20,8 @@ from shardyard.formats.candidate import OpenOptions
 from shardyard.operations import export_files, selection
 from shardyard.operations.options import MergeOptions
 from shardyard.operations.place import Place
-from shardyard.operations.plan import Plan, plan_merge
+from shardyard.operations.plan import Plan
+from shardyard.operations.planning import plan_merge
 from shardyard.text import printable
 
 ALWAYS_KEPT = "*e_score_correction_bias"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from shardyard import discover, health
-from shardyard.checkpoint import Checkpoint, CheckpointKind, Role, Tensor
+from shardyard.checkpoint import Checkpoint, CheckpointKind, Tensor
 from shardyard.discover import Look, Visit
 from shardyard.errors import ShardyardError
 from shardyard.files import FileHandles
@@ -19,7 +19,6 @@ from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.health import facts
 from shardyard.operations.context import Context
-from shardyard.text import printable
 
 SCHEMA = 1
 CHECKS = ("headers", "ranks", "shapes", "ties", "crc", "values")
@@ -208,13 +207,3 @@ def _relative(path: Path, root: Path) -> str:
         return "."
     base = root if not root.is_file() else root.parent
     return os.path.relpath(path, base)
-
-
-def describe(found: Report, *, tensors: bool | None = None) -> list[str]:
-    """The report in sentences, a line each; safe to print."""
-    from shardyard.operations.inspect_text import lines
-
-    return lines(found)
-
-
-__all__ = ["CHECKS", "Report", "Role", "checkpoint_json", "describe", "finding_json", "printable", "report"]

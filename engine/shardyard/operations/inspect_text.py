@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from shardyard.health.patterns import fold
 from shardyard.health.words import plural, size
+from shardyard.operations.inspect import Json, Report
 from shardyard.text import printable
-
-if TYPE_CHECKING:
-    from shardyard.operations.inspect import Json, Report
 
 WIDTH = 100
 _MARKS = {"error": "error", "warning": "warning", "info": "note"}
 
 
-def lines(found: Report) -> list[str]:
-    """All of a report."""
+def describe(found: Report) -> list[str]:
+    """The report in sentences, a line each; safe to print."""
     text: list[str] = []
     given = os.path.basename(found["path"]) or found["path"]
     for checkpoint in found["checkpoints"]:

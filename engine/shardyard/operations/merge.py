@@ -13,7 +13,8 @@ from shardyard.operations import staging
 from shardyard.operations.context import Context
 from shardyard.operations.estimate import workers
 from shardyard.operations.options import MergeOptions
-from shardyard.operations.plan import Plan, plan_merge
+from shardyard.operations.plan import Plan
+from shardyard.operations.planning import plan_merge
 from shardyard.operations.publish import publish
 from shardyard.operations.transfer import Transfer
 

@@ -18,10 +18,11 @@ from shardyard.findings import Finding, Severity
 from shardyard.limits import disk
 from shardyard.operations import staging
 from shardyard.operations.context import Context
-from shardyard.operations.place import MARKER, Place
-from shardyard.operations.shrink import FilePlan, ShrinkPlan, reason_it_stays, report_lines, row_of, shrinking
+from shardyard.operations.place import MARKER, Place, read_marker
 from shardyard.operations.shrink_files import linked_folders
 from shardyard.operations.shrink_meter import Meter
+from shardyard.operations.shrink_plan import FilePlan, ShrinkPlan, report_lines, row_of
+from shardyard.operations.shrink_planning import reason_it_stays, shrinking
 from shardyard.operations.shrink_replace import Fingerprint, replace, sync_folder, write_beside
 from shardyard.operations.shrink_ties import differing_message, tied_copies
 from shardyard.text import printable
@@ -31,14 +32,32 @@ _COPY_BLOCK = 8 << 20
 _PLAN, _DONE, _LOCK = "shrink.json", "done.jsonl", "lock"
 
 
-def run(plan: ShrinkPlan, context: Context) -> dict[str, Any]:
-    """See `shrink.shrink`."""
+def shrink(plan: ShrinkPlan, context: Context) -> dict[str, Any]:
+    """Do it; returns the report.
+
+    Raises:
+        ShardyardError: what stopped it. Files that were done are done; the same command goes on from there.
+    """
     context.plan(plan.to_json())
     return _Run(plan, context).run()
 
 
-def already(plan: ShrinkPlan) -> dict[str, Any]:
-    """See `shrink.made`."""
+def made_since(plan: ShrinkPlan, since: float) -> bool:
+    """Whether the output was put in place after `since` by this very plan: a run was killed after its last rename."""
+    place = plan.place
+    try:
+        if place is None or place.out.stat().st_ctime < since:
+            return False
+        if place.single:
+            return place.out.stat().st_size == plan.files[0].after
+    except OSError:
+        return False
+    marker = read_marker(place.out)
+    return marker is not None and marker.get("plan") == plan.hash
+
+
+def made(plan: ShrinkPlan) -> dict[str, Any]:
+    """The report of an output that is in place already; what is left of its staging goes."""
     done = _Run(plan, Context())
     done.rows = [row_of(f) for f in plan.looked_at]
     if plan.place is not None:
