@@ -173,6 +173,12 @@ def plan(request: JobRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def relation(name: str, how: str, **more: Any) -> Document:
+    """A row of a comparison."""
+    both = {"dtype_a": "float32", "dtype_b": "bfloat16", "shape_a": [4, 4], "shape_b": [4, 4], "nan_a": 0, "nan_b": 0}
+    return {"name": name, "relation": how, "max_abs": 0.0, "mean_abs": 0.0, "max_rel": 0.0, "differing": 0, **both, **more}
+
+
 class FakeEngine:
     """See the module. `replay` steps a started job through its recorded events, one step a look."""
 
@@ -308,7 +314,9 @@ class FakeEngine:
     def begin_endless_job(self) -> None:
         """A job that is a little further at every look."""
         source = f"{ROOT}/llama-sft/checkpoint-200"
-        job = JobView("20261130-182400-000", "merge", "merge checkpoint-200 -> hf", "running", (source,), f"{ROOT}/hf", created=NOW)
+        job = JobView(
+            "20261130-182400-000", "merge", "merge checkpoint-200 -> hf", "running", (source,), f"{ROOT}/hf", created=NOW
+        )
         self.views.insert(0, job)
         self.recorded[job.id] = [{"event": "plan", "time": NOW, **plan(JobRequest("merge", (source,), f"{ROOT}/hf"))}]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from shardyard_tui.facts import Document, JobRequest, Opened, TensorDetail
 from shardyard_tui.widgets.byte_map import cells
-from support.fake_engine import ROOT, FakeEngine, checkpoints
+from support.fake_engine import ROOT, FakeEngine, checkpoints, relation
 from support.pilot import running
 
 ZERO3, HF = f"{ROOT}/llama-sft/checkpoint-200", f"{ROOT}/llama-sft/hf"
@@ -174,11 +173,6 @@ async def test_two_are_compared_by_c_and_c_or_by_marks() -> None:
         assert it.engine.started[1] == JobRequest("compare", (ZERO3, HF))
         await it.press("escape", "G", "space", "c")
         assert it.said == "Two are compared, 3 are marked; U unmarks."
-
-
-def relation(name: str, how: str, **more: Any) -> Mapping[str, Any]:
-    both = {"dtype_a": "float32", "dtype_b": "bfloat16", "shape_a": [4, 4], "shape_b": [4, 4], "nan_a": 0, "nan_b": 0}
-    return {"name": name, "relation": how, "max_abs": 0.0, "mean_abs": 0.0, "max_rel": 0.0, "differing": 0, **both, **more}
 
 
 async def test_compared_rows_come_as_they_are_done_the_worst_first() -> None:

@@ -128,7 +128,26 @@ def test_no_colour_means_no_colour() -> None:
 @pytest.mark.parametrize("environment", [{"LC_ALL": "POSIX"}, {"TERM": "linux"}, {"TERM": "vt100"}])
 def test_a_terminal_without_unicode_gets_none(environment: dict[str, str]) -> None:
     with started(columns=110, rows=32, **environment) as terminal:
-        for key in ("j", "\r", "i", "\x1b", "\x1b", "m", "\x1b", "h", "\x1b", "u", "\x1b", "J", "\x1b", "?", "\x1b", ":", "\x1b", "4"):
+        for key in (
+            "j",
+            "\r",
+            "i",
+            "\x1b",
+            "\x1b",
+            "m",
+            "\x1b",
+            "h",
+            "\x1b",
+            "u",
+            "\x1b",
+            "J",
+            "\x1b",
+            "?",
+            "\x1b",
+            ":",
+            "\x1b",
+            "4",
+        ):
             terminal.send(key)
             terminal.read(quiet=QUIET, timeout=2)
         terminal.send("q")
@@ -217,6 +236,8 @@ def test_the_app_never_loads_torch_numpy_or_a_format_reader(tmp_path: Path) -> N
 def test_importing_the_app_is_light() -> None:
     script = "import sys, shardyard_tui.app; print(len(sys.modules)); print('numpy' in sys.modules or 'torch' in sys.modules)"
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": PATHS}
-    out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True).stdout.split()
+    out = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert out[1] == "False"
     assert int(out[0]) < 700

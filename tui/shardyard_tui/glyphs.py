@@ -30,7 +30,9 @@ ARROW = "→"
 _TWINS: dict[str, str] = {
     **dict.fromkeys("╭╮╰╯┌┐└┘├┤┬┴┼╪╞╡", "+"),
     **dict.fromkeys("─╌┄", "-"),
-    **dict.fromkeys("│┃┆", "|"),
+    **dict.fromkeys("│┆", "|"),
+    "┃": "#",
+    "›": ">",
     "━": "#",
     "═": "=",
     "▸": ">",

@@ -15,7 +15,7 @@ from shardyard_tui.facts import Document, EngineError, Opened, Reading, TensorDe
 from shardyard_tui.screens.page import Page
 from shardyard_tui.views.figures import figure, figures
 from shardyard_tui.widgets.histogram import Histogram
-from shardyard_tui.widgets.panel import Line
+from shardyard_tui.widgets.panel import Line, fit
 from shardyard_tui.widgets.sheet import Sheet, fact, wrap
 
 AT_ONCE = 1 << 30
@@ -134,9 +134,8 @@ class TensorScreen(Page):
         files = units.plural(len({p.file for p in detail.pieces}), "file")
         lines += fact("Pieces", f"{units.plural(total, 'piece')} in {files}", width)
         for piece in detail.pieces[:200]:
-            where = f"{units.size(piece.nbytes):>9} at {units.count(piece.target)} from {piece.file}"
-            record = f", {piece.record}" if piece.record else ""
-            lines += fact("", f"{where}{record} + {units.count(piece.offset)}", width, "dim")
+            where = " ".join(part for part in (piece.file, piece.record.rpartition("archive/")[2], f"+ {piece.offset}") if part)
+            lines.append([(f"  {units.size(piece.nbytes):>9}  ", "dim"), (fit(where, max(0, width - 13), cut="middle"), "dim")])
         if detail.more:
             lines += fact("", f"and {units.count(detail.more)} more", width, "dim")
         return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shardyard_tui.glyphs import SPARKS
-from shardyard_tui.widgets.panel import Line, Panel, fit, width_of
+from shardyard_tui.widgets.panel import Line, Panel
 
 
 class Graph(Panel):
@@ -49,5 +49,5 @@ class Graph(Panel):
         text = "".join(cells).rjust(self.inner_width)
         if y == 0:
             mark = f" {self._says(top)}"
-            return [(fit(text, self.inner_width - width_of(mark)), self._style), (mark, "faint")]
+            return [(text[: max(0, self.inner_width - len(mark))], self._style), (mark, "faint")]
         return [(text, self._style)]
