@@ -31,13 +31,8 @@ def codes(checkpoint: Checkpoint, blocks: Blocks) -> set[str]:
 
 def write_ranks(runs: list[ZeroRun], folder: Path, step: int = 7) -> Path:
     """Several runs' files as the model ranks of one step."""
-    tag = folder / f"global_step{step}"
-    tag.mkdir(parents=True)
-    (folder / "latest").write_text(tag.name)
-    for rank, run in enumerate(runs):
-        for path in run.write(folder / f".{rank}", step).iterdir():
-            path.rename(tag / path.name.replace("mp_rank_00", f"mp_rank_{rank:02d}"))
-    return tag
+    folders = [run.write(folder, step, rank) for rank, run in enumerate(runs)]
+    return folders[0]
 
 
 def parallel(pipeline: int, tensor: int) -> dict[str, object]:

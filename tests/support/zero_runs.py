@@ -75,19 +75,20 @@ class ZeroRun:
         found |= {n: Answer("I64", v.shape, v.tobytes()) for n, v in self.buffer_values.items()}
         return found | {a: found[o] for a, o in self.aliases.items()}
 
-    def write(self, folder: Path, step: int = 7) -> Path:
-        """Write the root; returns the step folder."""
+    def write(self, folder: Path, step: int = 7, model_rank: int = 0) -> Path:
+        """Write the root, or a further model rank's files into it; returns the step folder."""
         tag = folder / f"global_step{step}"
-        tag.mkdir(parents=True)
+        tag.mkdir(parents=True, exist_ok=True)
         (folder / "latest").write_text(tag.name)
         parts = self._columns() if self.stage == 3 else self._partitions()
         for rank in range(self.world):
-            name = f"{self.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            name = f"{self.prefix}zero_pp_rank_{rank}_mp_rank_{model_rank:02d}_optim_states.pt"
             write_torch(tag / name, self._optimizer_file([p[rank] for p in parts], rank))
             if self.stage == 3:
-                write_torch(tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt", self._model_file(rank, step))
+                name = f"zero_pp_rank_{rank}_mp_rank_{model_rank:02d}_model_states.pt"
+                write_torch(tag / name, self._model_file(rank, step))
         if self.stage < 3:
-            write_torch(tag / "mp_rank_00_model_states.pt", self._model_file(0, step))
+            write_torch(tag / f"mp_rank_{model_rank:02d}_model_states.pt", self._model_file(0, step))
         return tag
 
     def gaps(self, group: dict[str, Shape]) -> list[int]:

@@ -20,7 +20,7 @@ from shardyard.formats.model_config import find_config, read_json
 from shardyard.formats.rank_set import RankSet
 from shardyard.formats.same_files import conflicts
 from shardyard.formats.side_files import is_training_file
-from shardyard.formats.torch_file import open_torch
+from shardyard.formats.torch_file import TorchFile, open_torch
 from shardyard.text import printable
 
 _VERL = re.compile(r"(?P<what>model|optim|extra_state)_world_size_(?P<world>\d{1,7})_rank_(?P<rank>\d{1,7})\.pt")
@@ -87,6 +87,12 @@ FORMAT = RankFiles()
 def _candidate(format_: RankFiles, folder: Folder, groups: list[_Group], beside: list[str]) -> Candidate:
     names = [name for group in groups for name in group.names()]
     return Candidate(format_, folder, folder.path, CheckpointKind.FSDP_RANKS, (*names, *beside), details={"groups": groups})
+
+
+def _place(name: str) -> dict[str, str | None] | None:
+    """What a rank file's name says of its place: of what, of which world or model, and whose."""
+    match = _VERL.fullmatch(name) or _ACCELERATE.fullmatch(name)
+    return match.groupdict() if match is not None else None
 
 
 def _groups(names: Iterable[str], pattern: re.Pattern[str]) -> list[_Group]:
@@ -239,7 +245,9 @@ class _Opening:
             if self.options.progress is not None:
                 self.options.progress(name, number, len(files))
             try:
-                into.add(open_torch(self.options.handles, self.folder.files[name].path), rank)
+                file = open_torch(self.options.handles, self.folder.files[name].path)
+                self.check_name(file, name)
+                into.add(file, rank)
             except DamagedError as error:
                 severity = Severity.ERROR if into.role is Role.WEIGHT else Severity.WARNING
                 into.findings.append(
@@ -252,6 +260,19 @@ class _Opening:
                         blocks=Blocks.UNLESS_ALLOWED if into.role is Role.WEIGHT else Blocks.NOTHING,
                     )
                 )
+
+    def check_name(self, file: TorchFile, name: str) -> None:
+        """The archive inside is called after the file that was saved: a share does not say which rank's it is."""
+        first = _place(f"{file.saved_as}{name[name.rindex('.') :]}") if file.saved_as is not None else None
+        if first is not None and first != _place(name):
+            self.finding(
+                "renamed-file",
+                Severity.ERROR,
+                f"{name} was saved as {printable(str(file.saved_as))}: files were exchanged, or one was copied over another.",
+                "Give the files the names they were saved under, or copy the folder again.",
+                paths=(name,),
+                blocks=Blocks.MERGE,
+            )
 
     def add_model(self, model: RankSet, group: _Group) -> None:
         checkpoint = self.checkpoint

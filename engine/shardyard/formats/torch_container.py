@@ -112,6 +112,12 @@ class TorchFile:
         """The file's name, safe to show."""
         return printable(os.path.basename(self.path))
 
+    @property
+    def saved_as(self) -> str | None:
+        """The name, without its ending, of the file that torch.save wrote: it names the archive's folder. None: not recorded."""
+        root = self.zip.root.rstrip("/") if self.zip is not None else ""
+        return root if root not in ("", "archive") else None
+
     def layout(self, value: TensorValue) -> Layout:
         """Where a tensor's bytes are.
 

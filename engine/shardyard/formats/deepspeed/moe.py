@@ -67,8 +67,18 @@ def read_experts(reading: Reading, files: Sequence[StepFile]) -> dict[str, Tenso
             continue
         try:
             for name, value in read_state_dict(opened.root, opened).tensors.items():
+                match = _EXPERT.fullmatch(name)
+                if match is None or int(match["number"]) != file.expert:
+                    raise layout_error(
+                        f"{printable(file.name)} holds {printable(name, 80)}, which is not of expert {file.expert}: "
+                        "another file lies under its name. Copy the step again.",
+                        opened.path,
+                    )
                 if name in found:
-                    raise layout_error(f"{printable(file.name)} has {printable(name, 80)}, as another file has.", opened.path)
+                    raise layout_error(
+                        f"{printable(file.name)} has {printable(name, 80)}, as another file has. Copy the step again.",
+                        opened.path,
+                    )
                 found[name] = opened.tensor(name, value)
         except DamagedError as error:
             reading.refuse(error, file.name)

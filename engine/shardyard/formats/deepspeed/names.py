@@ -8,7 +8,7 @@ Names as DeepSpeed 0.3.1 to 0.19.8 writes them; `optim_states` without an unders
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from shardyard.formats.folder import Entry, Folder
@@ -86,6 +86,21 @@ def parse(entry: Entry) -> StepFile | None:
             prefix = fields.pop("prefix", None) or ""
             return StepFile(kind, entry, prefix=prefix, **{k: int(v) for k, v in fields.items() if v is not None})
     return None
+
+
+def other_place(entry: Entry, saved_as: str | None) -> str | None:
+    """The name that a file was saved under, if that is one of DeepSpeed's with other numbers than it has now.
+
+    torch.save names the archive's folder after the file.  Files of equal ranks are alike in all else: two that were exchanged, or
+    one copied over another, would build wrong weights in silence.
+    """
+    if saved_as is None:
+        return None
+    first = parse(replace(entry, name=saved_as + ".pt"))
+    now = parse(entry)
+    if first is None or now is None or replace(first, entry=entry, prefix="") == replace(now, prefix=""):
+        return None
+    return first.name
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from shardyard.checkpoint import FileEntry
 from shardyard.errors import Cancelled, DamagedError, ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import OpenOptions
+from shardyard.formats.deepspeed.names import other_place
 from shardyard.formats.folder import Entry
 from shardyard.formats.torch_file import TorchFile, open_torch
 from shardyard.text import printable
@@ -51,6 +52,16 @@ class Reading:
             return None
         for (module, attribute), count in file.globals.items():
             self.globals[f"{module}.{attribute}"] += count
+        first = other_place(entry, file.saved_as)
+        if first is not None:
+            self.add(
+                "renamed-file",
+                Severity.ERROR,
+                f"{name} was saved as {printable(first)}: files were exchanged, or one was copied over another.",
+                "Give the files the names they were saved under, or copy the step again.",
+                paths=[entry.name],
+                blocks=Blocks.MERGE,
+            )
         self.findings.extend(replace(f, paths=(self.prefix + printable(entry.name),)) for f in file.findings)
         return file
 

@@ -22,10 +22,14 @@ from shardyard.formats.deepspeed.zero_step import stored_names
 from shardyard.formats.pickles import lookup, pairs, sequence
 from shardyard.formats.tensors import TensorValue
 from shardyard.layouts import OneRun
+from shardyard.text import printable
 
 
 def fill(step: Step, model: ModelFile) -> None:
     """Put the parts of a stage-0 step together."""
+    if not model.module_stored:
+        text = f"{printable(model.name)} has no `module`: the weights are not in it."
+        step.reading.missing("missing-tensor", text, [model.name])
     stored = Stored(model.file.path, stored_names(step.reading, model, 0), frozenset(model.buffers or ()))
     if step.files.of(FileKind.EXPERT):
         moe.add_experts(step, model, stored)

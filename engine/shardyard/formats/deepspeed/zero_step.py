@@ -162,6 +162,10 @@ def _stored(step: Step, model: ModelFile | None, ranks: RankSet, stage: int) -> 
     if stage == 3:
         check_model_files(reading, zero_files, ranks.world)
     if model is None:
+        if stage < 3 and ranks.first is not None and ranks.first.shapes is not None:
+            lost = "mp_rank_00_model_states.pt"
+            text = f"{lost} is missing or cannot be read: buffers, frozen weights and ties are not known."
+            reading.missing("missing-metadata", text, [lost])
         return Stored("", {}, None)
     if not model.module_stored:
         reading.missing("missing-metadata", f"{printable(model.name)} has no `module`: other names are not known.", [model.name])
