@@ -166,7 +166,9 @@ class JobFolder:
         """
         latest = max((int(n[8:]) for n in os.listdir(self.folder) if n.startswith("attempt.") and n[8:].isdigit()), default=0)
         attempt = latest + 1
-        if latest and self.owner() is None and self.outcome() is None and time.time() - self._started(latest) < START_GRACE_S:
+        # One that Slurm has taken is started, though no node may have run it yet.
+        begun = self.owner() is not None or self.outcome() is not None or (self.folder / "slurm.json").exists()
+        if latest and not begun and time.time() - self._started(latest) < START_GRACE_S:
             raise JobError(f"Job {self.id} is being started by another process.")
         try:
             os.close(os.open(self.folder / f"attempt.{attempt}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
