@@ -396,7 +396,7 @@ def test_memory_does_not_grow_with_the_model_and_is_as_planned(options: dict[str
         source = sparse(tmp_path / f"{mib}.safetensors", mib)
         peak, planned, _ = limited(source, tmp_path / f"out{mib}", options)
         peaks.append(peak)
-        assert planned == pytest.approx(peak, rel=0.35)
+        assert planned == pytest.approx(peak, rel=0.2)
     assert peaks[1] < peaks[0] + (6 << 10)
 
 

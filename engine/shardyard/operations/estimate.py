@@ -14,9 +14,9 @@ from shardyard.operations.plan import Plan
 from shardyard.operations.written import Written
 from shardyard.pieces import Ops
 
-PROCESS_BYTES = 20 << 20
-"""Anonymous memory of a worker before it holds a checkpoint."""
-NUMPY_BYTES = 22 << 20
+PROCESS_BYTES = 24 << 20
+"""Resident memory of a worker before it holds a checkpoint."""
+NUMPY_BYTES = 18 << 20
 PER_TENSOR_BYTES = 1600
 MOST_WORKERS = 4
 MOST_LISTED = 50
@@ -44,7 +44,7 @@ def block_bytes(tensor: Tensor) -> int:
 
 
 def memory(plan: Plan, threads: int) -> int:
-    """Peak anonymous memory of the merge, in bytes; it does not grow with the tensors' sizes."""
+    """Peak resident memory of the merge, in bytes; it does not grow with the tensors' sizes."""
     tensors = [w for f in plan.files for w in f.tensors]
     strided = [w for w in tensors if needs_numpy(w)]
     headers = sum(len(s.content) for f in plan.files for s in f.segments if isinstance(s.content, bytes))
