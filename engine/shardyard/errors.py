@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+COPY_AGAIN = "Copy it again from where it was written."
+"""What to do about most files that are damaged."""
+
 
 class ShardyardError(Exception):
     """The root of all errors that this library raises on purpose."""
 
-    def __init__(self, message: str, *, path: str | None = None, tensors: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.message = message
-        """One plain sentence, already safe to print (no control characters)."""
+    def __init__(self, problem: str, *, path: str | None = None, tensors: Sequence[str] = (), remedy: str = "") -> None:
+        self.problem = problem
+        """What is wrong, and where: one plain sentence, already safe to print (no control characters)."""
+        self.remedy = remedy
+        """What to do, one sentence; empty where `problem` says it or nobody knows."""
+        self.message = f"{problem} {remedy}".rstrip()
+        """Both, as they are shown."""
+        super().__init__(self.message)
         self.path = path
         """The file or folder it is about, if one is."""
         self.tensors = tuple(tensors)
@@ -28,8 +35,8 @@ class UsageError(ShardyardError):
 class AmbiguousError(UsageError):
     """Several checkpoints or parts qualify; `candidates` lists what to choose from."""
 
-    def __init__(self, message: str, candidates: Sequence[str], *, path: str | None = None) -> None:
-        super().__init__(message, path=path)
+    def __init__(self, problem: str, candidates: Sequence[str], *, path: str | None = None) -> None:
+        super().__init__(problem, path=path)
         self.candidates = tuple(candidates)
 
 
@@ -39,16 +46,20 @@ class CheckpointError(ShardyardError):
     `code` is a finding code of CONTRACT section 3, such as `missing-rank`.
     """
 
-    def __init__(self, message: str, *, code: str, path: str | None = None, tensors: Sequence[str] = ()) -> None:
-        super().__init__(message, path=path, tensors=tensors)
+    def __init__(
+        self, problem: str, *, code: str, path: str | None = None, tensors: Sequence[str] = (), remedy: str = ""
+    ) -> None:
+        super().__init__(problem, path=path, tensors=tensors, remedy=remedy)
         self.code = code
 
 
 class DamagedError(CheckpointError):
     """A file is truncated, corrupt or breaks the rules of its format."""
 
-    def __init__(self, message: str, *, code: str = "corrupt", path: str | None = None, tensors: Sequence[str] = ()) -> None:
-        super().__init__(message, code=code, path=path, tensors=tensors)
+    def __init__(
+        self, problem: str, *, code: str = "corrupt", path: str | None = None, tensors: Sequence[str] = (), remedy: str = ""
+    ) -> None:
+        super().__init__(problem, code=code, path=path, tensors=tensors, remedy=remedy)
 
 
 class IncompleteError(CheckpointError):
@@ -74,5 +85,5 @@ class JobError(ShardyardError):
 class Cancelled(ShardyardError):
     """The person, or a signal, asked to stop."""
 
-    def __init__(self, message: str = "Cancelled.") -> None:
-        super().__init__(message)
+    def __init__(self, problem: str = "Cancelled.") -> None:
+        super().__init__(problem)

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from shardyard.errors import DamagedError, UsageError
+from shardyard.errors import COPY_AGAIN, DamagedError, UsageError
 from shardyard.text import printable
 
 
@@ -63,10 +63,10 @@ class FileHandles:
                     block = os.pread(handle.fd, nbytes, offset)
                     if not block:
                         raise DamagedError(
-                            f"{printable(os.path.basename(path))} ends {nbytes} bytes too early; "
-                            "copy it again from where it was written.",
+                            f"{printable(os.path.basename(path))} ends {nbytes} bytes too early.",
                             code="truncated",
                             path=path,
+                            remedy=COPY_AGAIN,
                         )
                     self.bytes_read += len(block)
                     offset += len(block)
@@ -85,10 +85,10 @@ class FileHandles:
                     n = os.preadv(handle.fd, [buffer[done:]], offset + done)
                     if n == 0:
                         raise DamagedError(
-                            f"{printable(os.path.basename(path))} ends {len(buffer) - done} bytes too early; "
-                            "copy it again from where it was written.",
+                            f"{printable(os.path.basename(path))} ends {len(buffer) - done} bytes too early.",
                             code="truncated",
                             path=path,
+                            remedy=COPY_AGAIN,
                         )
                     done += n
                 self.bytes_read += done

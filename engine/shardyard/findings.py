@@ -44,3 +44,16 @@ class Finding:
     sure: bool = True
     """False: likely, not certain."""
     blocks: Blocks = Blocks.NOTHING
+
+    def to_json(self) -> dict[str, object]:
+        """As reports and events have it: CONTRACT section 3."""
+        return {
+            "code": self.code,
+            "severity": self.severity.value,
+            "certainty": "sure" if self.sure else "likely",
+            "message": self.message,
+            "paths": list(self.paths),
+            "tensors": list(self.tensors),
+            "bytes": self.nbytes,
+            "remedy": self.remedy,
+        }

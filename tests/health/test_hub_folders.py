@@ -103,7 +103,7 @@ def test_one_name_in_two_shards_is_told_and_kept_as_a_copy_to_check(tmp_path: Pa
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9876543210\n",
             "lfs-pointer",
-            "9,876,543,210 bytes; fetch it with git lfs pull",
+            "9,876,543,210 bytes. Fetch it with git lfs pull.",
         ),
         (struct.pack("<Q", 2**64 - 1) + b"{}", "truncated", "18,446,744,073,709,551,615"),
         (struct.pack("<Q", 5000) + b'{"a":1}', "truncated", "5,000 bytes"),
@@ -116,7 +116,9 @@ def test_a_file_that_is_no_safetensors_file_is_named_for_what_it_is(
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     report = only(tmp_path)
-    assert report["kind"] == "unreadable" and words in finding(report, code)["message"] and not report["complete"]
+    assert report["kind"] == "unreadable" and not report["complete"]
+    found = finding(report, code)
+    assert words in f"{found['message']} {found['remedy']}"
 
 
 def test_a_truncated_file_lists_its_tensors_and_marks_those_beyond_the_end(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def said(path: str) -> str:
         ("zeros/model.safetensors", "all zero bytes"),
         ("mislabelled/safetensors_named.pt", "is a safetensors file, whatever its name says"),
         ("mislabelled/elf.bin", "a program (ELF)"),
-        ("mislabelled/gzipped.pt", "gzip-compressed file; unpack it first"),
+        ("mislabelled/gzipped.pt", "gzip-compressed file. Unpack it first."),
         ("gguf/version_99.gguf", "GGUF version 99 is unknown"),
         ("index/outside_path/model.safetensors.index.json", "points outside its folder"),
         (

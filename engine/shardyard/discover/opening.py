@@ -13,7 +13,7 @@ from shardyard import health
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Role, Tensor
 from shardyard.discover.choose import NOTE, PIECE, find
 from shardyard.discover.look import SINGLES, look
-from shardyard.errors import CheckpointError, ShardyardError, UsageError
+from shardyard.errors import COPY_AGAIN, CheckpointError, ShardyardError, UsageError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import gguf, hf_folder, npz, torch_single
 from shardyard.formats.candidate import Candidate, Format, OpenOptions
@@ -149,15 +149,15 @@ def unreadable(candidate: Candidate, error: ShardyardError) -> Checkpoint:
         entry = candidate.folder.entries.get(name)
         files.append(FileEntry(name, entry.nbytes if entry else 0, "weights"))
     code = error.code if isinstance(error, CheckpointError) else "unsupported"
-    message = error.message
+    problem, remedy = error.problem, error.remedy or _REMEDIES.get(code, "")
     path = candidate.folder.path / candidate.files[0] if len(candidate.files) == 1 else None
     if path is not None:
         what = _not_regular(path)
         if what:
-            code, message = "wrong-type", f"{printable(path.name)} is {what}."
-    remedy = _REMEDIES.get(code, "") if "again" not in message and "git lfs" not in message else ""
+            code, problem = "wrong-type", f"{printable(path.name)} is {what}."
+            remedy = _REMEDIES[code]
     names = (printable(os.path.basename(error.path)),) if error.path else candidate.files[:1]
-    finding = Finding(code, Severity.ERROR, message, remedy, names, blocks=Blocks.MERGE)
+    finding = Finding(code, Severity.ERROR, problem, remedy, names, blocks=Blocks.MERGE)
     kind = CheckpointKind.UNREADABLE
     return Checkpoint(candidate.path, kind, files, {}, None, findings=[finding], checked={"headers"})
 
@@ -176,7 +176,7 @@ def config_only(folder: Folder) -> Checkpoint | None:
 
 
 _REMEDIES = {
-    "truncated": "Copy it again from where it was written.",
+    "truncated": COPY_AGAIN,
     "corrupt": "Copy it again from where it was written; if that does not help, use another step.",
     "wrong-type": "Fetch the right file.",
 }

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from shardyard.checkpoint import FileEntry
+from shardyard.errors import COPY_AGAIN
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.dcp_metadata import SavedState
@@ -120,7 +121,7 @@ def _check_one(files: DcpFiles, name: str, last: Place, handles: FileHandles, *,
             "truncated",
             Severity.ERROR,
             f"{shown} has {there:,} bytes where .metadata says {end:,}: it was cut short or exchanged with another file.",
-            "Copy it again from where it was written.",
+            COPY_AGAIN,
             names=(name,),
             nbytes=end - there,
             blocks=Blocks.MERGE if foreign else Blocks.UNLESS_ALLOWED,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from shardyard.checkpoint import Tensor
 from shardyard.dtypes import unknown
-from shardyard.errors import DamagedError
+from shardyard.errors import COPY_AGAIN, DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Severity
 from shardyard.formats.candidate import OpenOptions
@@ -56,7 +56,7 @@ def _read_metadata(files: DcpFiles, options: OpenOptions) -> SavedState:
     try:
         return states[0] if len(states) == 1 else union(states)
     except DamagedError as error:
-        files.add(error.code, Severity.ERROR, error.message, names=(names[0],), blocks=Blocks.MERGE)
+        files.add(error.code, Severity.ERROR, error.problem, error.remedy, names=(names[0],), blocks=Blocks.MERGE)
         return SavedState()
 
 
@@ -64,7 +64,8 @@ def _read_one(files: DcpFiles, name: str, options: OpenOptions) -> SavedState | 
     try:
         return read_metadata(options.handles, files.folder.files[name].path, options.progress, options.cancelled)
     except DamagedError as error:
-        files.add(error.code, Severity.ERROR, files.prefix + error.message, names=(name,), blocks=Blocks.MERGE)
+        message = files.prefix + error.problem
+        files.add(error.code, Severity.ERROR, message, error.remedy or COPY_AGAIN, names=(name,), blocks=Blocks.MERGE)
         return None
 
 

@@ -74,9 +74,8 @@ def read_metadata(
         return _state(loaded.root, {f"{m}.{n}": count for (m, n), count in loaded.globals.items()})
     except PickleError as error:
         what = "was cut short" if error.code == "truncated" else "is damaged"
-        raise DamagedError(
-            f"{name} {what}: {error.message} Copy it again, or save the checkpoint again.", code=error.code, path=path
-        ) from error
+        remedy = "Copy it again, or save the checkpoint again."
+        raise DamagedError(f"{name} {what}: {error.message}", code=error.code, path=path, remedy=remedy) from error
 
 
 def _state(root: object, names: dict[str, int]) -> SavedState:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardyard.dtypes import DType
-from shardyard.errors import DamagedError, UnsupportedError
+from shardyard.errors import COPY_AGAIN, DamagedError, UnsupportedError
 from shardyard.files import FileHandles
 from shardyard.formats import pickles
 from shardyard.formats.dcp_rows import Place
@@ -77,10 +77,11 @@ def _open(ends: _Ends, path: str, place: Place) -> TorchFile:
         return open_torch(ends, path, Window(path, place.start, place.nbytes))
     except DamagedError as error:
         raise DamagedError(
-            f"{printable(os.path.basename(path))} does not hold at byte {place.start} what .metadata says: {error.message} "
-            "It was replaced, exchanged or damaged; copy it again.",
+            f"{printable(os.path.basename(path))} does not hold at byte {place.start} what .metadata says: {error.problem} "
+            "It was replaced, exchanged or damaged.",
             code=error.code,
             path=path,
+            remedy=COPY_AGAIN,
         ) from error
 
 

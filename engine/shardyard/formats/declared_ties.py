@@ -6,8 +6,8 @@ encoders and decoders that follow `shared`, and the biases of masked-language he
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 
 from shardyard.formats.model_config import ties_embeddings
 
@@ -85,7 +85,12 @@ def _owner(alias: str, embeddings: list[str], shapes: Mapping[str, tuple[int, ..
     best = embedding_rank(same[0])
     # Of several embeddings of one kind, a head follows the decoder's, or the one that is nearest to it.
     nearest = [name for name in same if embedding_rank(name) == best]
-    return max(nearest, key=lambda name: ("decoder." in name, len(os.path.commonprefix([name, alias]))))
+    return max(nearest, key=lambda name: ("decoder." in name, _shared_start(name, alias)))
+
+
+def _shared_start(a: str, b: str) -> int:
+    """How many characters two names have in common from the left."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _bias_pairs(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, str]]:

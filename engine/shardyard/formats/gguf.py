@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Tensor, Usage
 from shardyard.dtypes import BY_NAME, DType, Kind
-from shardyard.errors import DamagedError
+from shardyard.errors import COPY_AGAIN, DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import Candidate, OpenOptions
@@ -151,7 +151,7 @@ class _Header:
         found = []
         if cut:
             text = f"{self.name} was cut short: {len(cut)} tensors such as {printable(cut[0], 80)} lie beyond its end."
-            remedy = "Copy the file again from where it was written."
+            remedy = COPY_AGAIN
             found.append(
                 Finding("truncated", Severity.ERROR, text, remedy, (self.name,), tuple(cut[:20]), blocks=Blocks.UNLESS_ALLOWED)
             )

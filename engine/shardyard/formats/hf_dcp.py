@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Tensor
 from shardyard.dtypes import DType
-from shardyard.errors import Cancelled, DamagedError
+from shardyard.errors import COPY_AGAIN, Cancelled, DamagedError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.coverage import Block, flaw
@@ -110,10 +110,8 @@ def _open(checkpoint: Checkpoint, name: str, path: str, options: OpenOptions) ->
         file = open_safetensors(options.handles, path)
     except DamagedError as error:
         # Without it even the shapes are not known.
-        finding = Finding(
-            error.code, Severity.ERROR, error.message, "Copy it again from where it was written.", (name,), blocks=Blocks.MERGE
-        )
-        checkpoint.findings.append(finding)
+        remedy = error.remedy or COPY_AGAIN
+        checkpoint.findings.append(Finding(error.code, Severity.ERROR, error.problem, remedy, (name,), blocks=Blocks.MERGE))
         return None
     checkpoint.findings += file.findings
     return file
@@ -126,9 +124,7 @@ def _offsets(checkpoint: Checkpoint, file: SafetensorsFile, name: str) -> dict[s
         return {key: tuple(value["saved_offsets"]) for key, value in info.items() if _numbers(value["saved_offsets"])}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         text = f"{name} does not say where its parts of tensors belong ({_INFO} is missing or damaged)."
-        checkpoint.findings.append(
-            Finding("corrupt", Severity.ERROR, text, "Copy it again from where it was written.", (name,), blocks=Blocks.MERGE)
-        )
+        checkpoint.findings.append(Finding("corrupt", Severity.ERROR, text, COPY_AGAIN, (name,), blocks=Blocks.MERGE))
         return {}
 
 

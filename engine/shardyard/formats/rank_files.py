@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Role, Tensor
-from shardyard.errors import Cancelled, DamagedError, ShardyardError
+from shardyard.errors import COPY_AGAIN, Cancelled, DamagedError, ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.dcp_values import step_in_name
@@ -254,8 +254,8 @@ class _Opening:
                     Finding(
                         error.code,
                         severity,
-                        error.message,
-                        "Copy it again from where it was written.",
+                        error.problem,
+                        error.remedy or COPY_AGAIN,
                         paths=(name,),
                         blocks=Blocks.UNLESS_ALLOWED if into.role is Role.WEIGHT else Blocks.NOTHING,
                     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from shardyard.dtypes import BY_NAME, BY_SAFETENSORS
+from shardyard.errors import COPY_AGAIN
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.safetensors_header import Entry, SafetensorsHeader
 from shardyard.text import printable
@@ -132,7 +133,7 @@ def _length_findings(
                 "truncated",
                 Severity.ERROR,
                 text + first,
-                "Copy the file again from where it was written.",
+                COPY_AGAIN,
                 (name,),
                 tuple(beyond[:MOST_NAMED]),
                 max(0, end - size),

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from shardyard.checkpoint import CheckpointKind, Composite, Tensor, Tie
-from shardyard.errors import ShardyardError
+from shardyard.errors import COPY_AGAIN, ShardyardError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import sharing
@@ -61,10 +61,8 @@ def read_shard(handles: FileHandles, path: str, kind: CheckpointKind) -> Shard:
             shard.weights = sum(t.nbytes for t in shard.tensors.values())
     except ShardyardError as error:
         code = str(getattr(error, "code", "corrupt"))
-        remedy = (
-            "" if "again" in error.message or "git lfs" in error.message else "Copy the file again from where it was written."
-        )
-        finding = Finding(code, Severity.ERROR, error.message, remedy, (name,), blocks=Blocks.UNLESS_ALLOWED)
+        remedy = error.remedy or COPY_AGAIN
+        finding = Finding(code, Severity.ERROR, error.problem, remedy, (name,), blocks=Blocks.UNLESS_ALLOWED)
         shard.findings.append(finding)
         shard.readable = False
     return shard

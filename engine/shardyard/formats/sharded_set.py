@@ -61,7 +61,7 @@ class _Set:
             self.index = parse_index(data or b"", name)
         except ShardyardError as error:
             self.index = Index(name, readable=False)
-            self.findings.append(Finding("corrupt", Severity.ERROR, error.message, paths=(name,)))
+            self.findings.append(Finding("corrupt", Severity.ERROR, error.problem, error.remedy, (name,)))
         self.findings.extend(self.index.findings)
 
     def _wanted_files(self) -> list[str]:

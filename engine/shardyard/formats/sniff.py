@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from shardyard.errors import DamagedError
+from shardyard.errors import COPY_AGAIN, DamagedError
 from shardyard.files import FileHandles
 from shardyard.text import printable
 
@@ -57,9 +57,9 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"%PDF", "a PDF document"),
     (b"RIFF", "a RIFF file (sound or image)"),
-    (b"\xfd7zXZ\x00", "an xz-compressed file; unpack it first"),
-    (b"BZh", "a bzip2-compressed file; unpack it first"),
-    (b"(\xb5/\xfd", "a zstd-compressed file; unpack it first"),
+    (b"\xfd7zXZ\x00", "an xz-compressed file"),
+    (b"BZh", "a bzip2-compressed file"),
+    (b"(\xb5/\xfd", "a zstd-compressed file"),
     (b"SQLite format 3\x00", "an SQLite database"),
 )
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -151,28 +151,36 @@ def not_a_checkpoint(path: str, seen: Sniff, wanted: str = "") -> DamagedError:
     content, detail = seen.content, seen.detail
     code = {Content.EMPTY: "empty-file", Content.ZEROS: "corrupt", Content.LFS: "lfs-pointer"}.get(content, "wrong-type")
     if content is Content.LFS and detail:
-        text = f"a Git LFS pointer, not the file itself: the real file has {int(detail):,} bytes; fetch it with git lfs pull"
+        text = f"a Git LFS pointer, not the file itself: the real file has {int(detail):,} bytes"
     elif content is Content.HTML:
-        text = f"a web page{f' ({detail})' if detail else ''}, not a checkpoint; the download went wrong, so fetch it again"
+        text = f"a web page{f' ({detail})' if detail else ''}, not a checkpoint: the download went wrong"
     elif content is Content.JSON and detail:
         text = f"a JSON message, not a checkpoint: {detail.rstrip('.')}"
     elif content is Content.FOREIGN:
-        text = detail if "unpack" in detail or "which" in detail else f"{detail}, not a checkpoint"
+        text = detail if detail.endswith(_PACKED) or "which" in detail else f"{detail}, not a checkpoint"
     elif content in _SAID:
         text = _SAID[content]
     elif wanted:
         text = f"no {wanted}"
     else:
         text = "not a checkpoint in any known format"
-    return DamagedError(f"{name} is {text}.", code=code, path=path)
+    remedy = "Unpack it first." if text.endswith(_PACKED) else _REMEDIES.get(content, "")
+    return DamagedError(f"{name} is {text}.", code=code, path=path, remedy=remedy)
 
 
 _SAID = {
-    Content.EMPTY: "empty (0 bytes); copy it again from where it was written",
-    Content.ZEROS: "all zero bytes where its header should be: it was allocated and never written; copy it again",
-    Content.LFS: "a Git LFS pointer, not the file itself; fetch it with git lfs pull",
+    Content.EMPTY: "empty (0 bytes)",
+    Content.ZEROS: "all zero bytes where its header should be: it was allocated and never written",
+    Content.LFS: "a Git LFS pointer, not the file itself",
     Content.JSON: "JSON text, not a checkpoint",
-    Content.GZIP: "a gzip-compressed file; unpack it first",
+    Content.GZIP: "a gzip-compressed file",
     Content.TEXT: "text, not a checkpoint",
     Content.TAR: "a tar archive without torch's members, not a checkpoint",
+}
+_PACKED = "-compressed file"
+_REMEDIES = {
+    Content.EMPTY: COPY_AGAIN,
+    Content.ZEROS: COPY_AGAIN,
+    Content.LFS: "Fetch it with git lfs pull.",
+    Content.HTML: "Fetch it again.",
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, StoredObject, Tensor, Usage
-from shardyard.errors import ShardyardError
+from shardyard.errors import COPY_AGAIN, ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import torch_single
 from shardyard.formats.candidate import Candidate, OpenOptions
@@ -141,8 +141,8 @@ def _open(member: Member, options: OpenOptions, findings: list[Finding]) -> Open
         tensors = {name: file.tensor(name, value) for name, value in _named(model).items()}
     except ShardyardError as error:
         code = getattr(error, "code", "corrupt")
-        remedy = "Copy it again from where it was written."
-        findings.append(Finding(code, Severity.ERROR, error.message, remedy, (member.path,), blocks=Blocks.MERGE))
+        remedy = error.remedy or COPY_AGAIN
+        findings.append(Finding(code, Severity.ERROR, error.problem, remedy, (member.path,), blocks=Blocks.MERGE))
         return None
     total = _ranks_by_args(file.root) or _ranks_by_shape(tensors)
     items = [(k, v) for k, v in pairs(file.root) or () if isinstance(k, str) and pairs(v) is None]

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardyard.errors import DamagedError
+from shardyard.errors import COPY_AGAIN, DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import pickles
@@ -158,6 +158,4 @@ def _stop(file: TorchFile, what: str, code: str) -> None:
     for key in file.reading.declared.keys() - file.storages.keys():
         file.unusable[key] = said
     blocks = Blocks.UNLESS_ALLOWED if code == "truncated" else Blocks.MERGE
-    file.findings.append(
-        Finding(code, Severity.ERROR, said, "Copy it again from where it was written.", paths=(file.name,), blocks=blocks)
-    )
+    file.findings.append(Finding(code, Severity.ERROR, said, COPY_AGAIN, paths=(file.name,), blocks=blocks))

@@ -22,7 +22,7 @@ from shardyard.checkpoint import (
     Usage,
 )
 from shardyard.dtypes import unknown
-from shardyard.errors import CheckpointError, DamagedError
+from shardyard.errors import COPY_AGAIN, CheckpointError, DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats import sharing
@@ -225,7 +225,7 @@ class _Opening:
         else:
             said, remedy = (
                 f"{where} fails its checksum; its values may be damaged.",
-                "Copy the file again from where it was written.",
+                COPY_AGAIN,
             )
             self.findings.append(Finding("corrupt", Severity.ERROR, said, remedy, (self.name,), blocks=Blocks.MERGE))
 

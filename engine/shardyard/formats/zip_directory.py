@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardyard.errors import DamagedError
+from shardyard.errors import COPY_AGAIN, DamagedError
 from shardyard.files import FileHandles
 from shardyard.pieces import EncodedRecord, Record
 from shardyard.text import printable
@@ -177,9 +177,10 @@ def read_directory(handles: FileHandles, window: Window, notes: list[str] | None
         at = tail.rfind(b"PK\x05\x06")
     if at < 0 or at + _END.size > len(tail):
         raise DamagedError(
-            f"{printable(name)} has no zip directory at its end: it was cut short or never finished; copy it again.",
+            f"{printable(name)} has no zip directory at its end: it was cut short or never finished.",
             code="truncated",
             path=window.path,
+            remedy=COPY_AGAIN,
         )
     _, disk, first_disk, _, count, size, offset, comment = _END.unpack_from(tail, at)
     end_at = window.nbytes - tail_bytes + at
@@ -323,7 +324,7 @@ def read_member(handles: FileHandles, member: Member, window: Window, most: int)
     record = record_of(member, window)
     data = handles.read(window.path, record.locate(handles), member.nbytes)
     if zlib.crc32(data) != member.crc32:
-        raise DamagedError(f"{name} fails its checksum: the file is damaged; copy it again.", path=window.path)
+        raise DamagedError(f"{name} fails its checksum: the file is damaged.", path=window.path, remedy=COPY_AGAIN)
     return data
 
 

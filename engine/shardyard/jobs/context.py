@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from shardyard.errors import Cancelled, NoRoomError
 from shardyard.findings import Finding
-from shardyard.jobs.events import Event, finding_event
+from shardyard.jobs.events import Event
 from shardyard.limits import disk, readings
 from shardyard.operations.context import Context, Progress
 
@@ -68,7 +68,7 @@ class EventContext(Context):
         self.send("message", {"message": text})
 
     def finding(self, finding: Finding) -> None:
-        self.send("finding", finding_event(finding))
+        self.send("finding", finding.to_json())
 
     def cancelled(self) -> bool:
         return self.out_of_time or self._stop()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from shardyard import errors
-from shardyard.findings import Finding
 
 Event = dict[str, Any]
 """`{"event": kind, "time": seconds, …}`; kinds are `plan`, `progress`, `message`, `finding`, `result` and `error`."""
@@ -125,20 +124,6 @@ class Combined:
 
 def _fullness(memory: Mapping[str, Any]) -> float:
     return float(memory["working_set"]) / memory["limit"] if memory.get("limit") and memory.get("working_set") else 0.0
-
-
-def finding_event(finding: Finding) -> Event:
-    """The payload of a `finding` event, in the words of `inspect --json`."""
-    return {
-        "code": finding.code,
-        "severity": finding.severity.value,
-        "certainty": "sure" if finding.sure else "likely",
-        "message": finding.message,
-        "paths": list(finding.paths),
-        "tensors": list(finding.tensors),
-        "bytes": finding.nbytes,
-        "remedy": finding.remedy,
-    }
 
 
 def error_event(error: errors.ShardyardError) -> Event:

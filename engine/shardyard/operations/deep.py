@@ -95,7 +95,7 @@ class _Examination:
                 self.moved(len(block), record.name)
         except (CheckpointError, UsageError) as error:
             code = error.code if isinstance(error, CheckpointError) else "corrupt"
-            self.add(code, Severity.ERROR, error.message, paths=(_name(record.path),))
+            self.add(code, Severity.ERROR, error.problem, error.remedy, (_name(record.path),))
             return None
         return crc == record.crc32 if record.crc32 is not None else True
 
@@ -138,7 +138,8 @@ class _Examination:
         try:
             return scan(self.checkpoint, self.context)
         except (CheckpointError, UsageError) as error:
-            self.add(error.code if isinstance(error, CheckpointError) else "corrupt", Severity.ERROR, error.message)
+            code = error.code if isinstance(error, CheckpointError) else "corrupt"
+            self.add(code, Severity.ERROR, error.problem, error.remedy)
             return None
 
     def compare_ties(self, seen: Scan) -> None:

@@ -14,7 +14,6 @@ from shardyard.checkpoint import Checkpoint, CheckpointKind, Tensor
 from shardyard.discover import Look, Visit
 from shardyard.errors import ShardyardError
 from shardyard.files import FileHandles
-from shardyard.findings import Finding
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.health import facts
@@ -142,7 +141,7 @@ class _Asked:
             "dtypes": dict(Counter(t.dtype.name for t in model.values() if facts.known(t)).most_common()),
             "tied": [list(group) for group in facts.tied_groups(checkpoint)],
             "files": [{"path": f.path, "bytes": f.nbytes, "role": f.role} for f in checkpoint.files],
-            "findings": [finding_json(f) for f in checkpoint.findings],
+            "findings": [f.to_json() for f in checkpoint.findings],
             "checked": [c for c in CHECKS if c in checkpoint.checked],
             "not_checked": [c for c in CHECKS if c not in checkpoint.checked],
         }
@@ -185,20 +184,6 @@ class _Asked:
 def checkpoint_json(checkpoint: Checkpoint, root: Path | None = None) -> Json:
     """One opened checkpoint as it stands in a report, without its tensors: what a program that has opened it shows."""
     return _Asked([root or checkpoint.path], False, False, False, None, Context()).json(checkpoint)
-
-
-def finding_json(finding: Finding) -> Json:
-    """A finding as CONTRACT section 3 has it."""
-    return {
-        "code": finding.code,
-        "severity": finding.severity.value,
-        "certainty": "sure" if finding.sure else "likely",
-        "message": finding.message,
-        "paths": list(finding.paths),
-        "tensors": list(finding.tensors),
-        "bytes": finding.nbytes,
-        "remedy": finding.remedy,
-    }
 
 
 def _relative(path: Path, root: Path) -> str:

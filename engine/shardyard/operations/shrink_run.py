@@ -148,7 +148,7 @@ class _Run:
         """A fault that only reading the data showed: the file is left, the others go on."""
         if len(self.plan.files) == 1:
             raise error
-        self.context.finding(Finding(error.code, Severity.ERROR, error.message, paths=(file.found.name,)))
+        self.context.finding(Finding(error.code, Severity.ERROR, error.problem, error.remedy, (file.found.name,)))
         return _left(file, error.message)
 
     # Into an output

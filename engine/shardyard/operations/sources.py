@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shardyard.errors import DamagedError
+from shardyard.errors import COPY_AGAIN, DamagedError
 from shardyard.files import FileHandles
 from shardyard.operations.crc import Coverage
 from shardyard.pieces import Record
@@ -93,8 +93,9 @@ class SourceChecks:
         if crc != record.crc32:
             raise DamagedError(
                 f"{printable(os.path.basename(record.path))}: record {printable(record.name, 80)} fails its CRC-32; the file was "
-                "damaged after it was written. Copy it again from where it was written.",
+                "damaged after it was written.",
                 path=record.path,
+                remedy=COPY_AGAIN,
             )
         return True
 

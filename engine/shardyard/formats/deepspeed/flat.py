@@ -34,9 +34,9 @@ class FlatVector:
     dtype: DType
 
 
-def layout_error(message: str, path: str | None) -> DamagedError:
+def layout_error(problem: str, path: str | None, remedy: str = "") -> DamagedError:
     """The refusal of a layout that is not understood to the last element."""
-    return DamagedError(message, code="unknown-layout", path=path)
+    return DamagedError(problem, code="unknown-layout", path=path, remedy=remedy)
 
 
 def flat_vector(file: TorchFile, value: object, what: str) -> FlatVector:

@@ -71,13 +71,15 @@ def read_experts(reading: Reading, files: Sequence[StepFile]) -> dict[str, Tenso
                 if match is None or int(match["number"]) != file.expert:
                     raise layout_error(
                         f"{printable(file.name)} holds {printable(name, 80)}, which is not of expert {file.expert}: "
-                        "another file lies under its name. Copy the step again.",
+                        "another file lies under its name.",
                         opened.path,
+                        "Copy the step again.",
                     )
                 if name in found:
                     raise layout_error(
-                        f"{printable(file.name)} has {printable(name, 80)}, as another file has. Copy the step again.",
+                        f"{printable(file.name)} has {printable(name, 80)}, as another file has.",
                         opened.path,
+                        "Copy the step again.",
                     )
                 found[name] = opened.tensor(name, value)
         except DamagedError as error:

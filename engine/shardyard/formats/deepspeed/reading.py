@@ -10,7 +10,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
 
 from shardyard.checkpoint import FileEntry
-from shardyard.errors import Cancelled, DamagedError, ShardyardError
+from shardyard.errors import COPY_AGAIN, Cancelled, DamagedError, ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed.names import other_place
@@ -48,7 +48,8 @@ class Reading:
         except Cancelled:
             raise
         except ShardyardError as error:
-            self.damaged(getattr(error, "code", "corrupt"), error.message, entry)
+            remedy = "" if error.remedy == COPY_AGAIN else error.remedy
+            self.damaged(getattr(error, "code", "corrupt"), error.problem, entry, remedy)
             return None
         for (module, attribute), count in file.globals.items():
             self.globals[f"{module}.{attribute}"] += count
@@ -65,16 +66,16 @@ class Reading:
         self.findings.extend(replace(f, paths=(self.prefix + printable(entry.name),)) for f in file.findings)
         return file
 
-    def damaged(self, code: str, message: str, entry: Entry, blocks: Blocks = Blocks.UNLESS_ALLOWED) -> None:
+    def damaged(self, code: str, message: str, entry: Entry, remedy: str = "") -> None:
         """A file that cannot be used."""
-        again = "copy it again" in message
-        remedy = "If it was never whole, use an earlier step." if again else "Copy it again, or use an earlier step."
-        self.add(code, Severity.ERROR, message, remedy, paths=[entry.name], nbytes=entry.nbytes, blocks=blocks)
+        remedy = remedy or "Copy it again, or use an earlier step."
+        paths = [entry.name]
+        self.add(code, Severity.ERROR, message, remedy, paths=paths, nbytes=entry.nbytes, blocks=Blocks.UNLESS_ALLOWED)
 
     def refuse(self, error: DamagedError, entry_name: str = "") -> None:
         """A layout that is not understood: no merge, whatever was asked."""
         name = entry_name or (error.path or "").rsplit("/", 1)[-1]
-        self.add(error.code, Severity.ERROR, error.message, paths=[name] if name else [], blocks=Blocks.MERGE)
+        self.add(error.code, Severity.ERROR, error.problem, error.remedy, paths=[name] if name else [], blocks=Blocks.MERGE)
 
     def missing(self, code: str, message: str, names: Sequence[str], blocks: Blocks = Blocks.UNLESS_ALLOWED) -> None:
         """Files that should be here and are not."""
