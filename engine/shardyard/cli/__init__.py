@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Sequence
 
 from shardyard import __version__
+from shardyard.cli import streams
+from shardyard.cli.arguments import Parser
 from shardyard.cli.exits import ExitCode, report
 from shardyard.errors import ShardyardError
 
@@ -34,31 +37,28 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    streams.prepare()
     # A reader that goes away (`| head`) is no fault of ours, and of no interest to the person.
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        verb = next((a for a in arguments if not a.startswith("-")), None)
-        if arguments[:1] in (["--version"], ["-V"]):
-            print(f"shardyard {__version__}")
-            return ExitCode.DONE
-        if verb in VERBS and arguments[0] == verb:
-            return _run_verb(verb, arguments)
-        if arguments[:1] in (["--help"], ["-h"]):
-            parser().print_help()
-            return ExitCode.DONE
-        from shardyard.cli import app
-
-        return app.run(app.parser().parse_args(arguments))
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
     except ShardyardError as error:
         return report(error)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         return ExitCode.CANCELLED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return ExitCode.DONE
+    except OSError as error:
+        from shardyard.limits.system import refusal
+
+        if error.filename is None:
+            _drop_output()
+        return report(refusal(error))
     except Exception as error:
         # The outermost edge: a fault of ours must still be one sentence, and the traceback is one setting away.
         if os.environ.get("SHARDYARD_DEBUG"):
@@ -68,9 +68,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.FAILED
 
 
+def _run(arguments: list[str]) -> int:
+    verb = next((a for a in arguments if not a.startswith("-")), None)
+    if arguments[:1] in (["--version"], ["-V"]):
+        print(f"shardyard {__version__}")
+        return ExitCode.DONE
+    if verb in VERBS and arguments[0] == verb:
+        return _run_verb(verb, arguments)
+    if arguments[:1] in (["--help"], ["-h"]):
+        parser().print_help()
+        return ExitCode.DONE
+    from shardyard.cli import app
+
+    return app.run(app.parser().parse_args(arguments))
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again at the end of the process."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def parser(*, load: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The whole parser; only the verbs in `load` get their arguments, the others are names with a line of help."""
-    root = argparse.ArgumentParser(
+    root = Parser(
         prog="shardyard",
         description="Browse, check, merge, shrink and compare training checkpoints. With a path or nothing: the app.",
         epilog="shardyard [PATH] opens the app. Exit codes: 0 done or equal, 1 found something, 2 wrong use, "

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from shardyard.cli.arguments import Parser
 from shardyard.cli.exits import ExitCode
 from shardyard.errors import UsageError
 from shardyard.text import printable
@@ -14,7 +15,7 @@ from shardyard.text import printable
 
 def parser() -> argparse.ArgumentParser:
     """Arguments of the app."""
-    root = argparse.ArgumentParser(prog="shardyard", description="Open the app on PATH (default: the current folder).")
+    root = Parser(prog="shardyard", description="Open the app on PATH (default: the current folder).")
     root.add_argument("path", nargs="?", default=".", metavar="PATH")
     root.add_argument(
         "--ascii", action="store_true", default=None, help="draw with plain ASCII only (chosen by itself where needed)"

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from shardyard.cli.arguments import count, path
 from shardyard.cli.exits import ExitCode
 from shardyard.text import printable
 
@@ -21,8 +21,8 @@ MOST_EQUAL = 5
 def add_parser(subparsers: Any) -> None:
     """Add the verb's arguments."""
     parser = subparsers.add_parser("compare", help="are these the same weights", description=__doc__)
-    parser.add_argument("a", type=Path, metavar="A", help="a checkpoint: a folder or a file, in any format")
-    parser.add_argument("b", type=Path, metavar="B", help="another one, in any other format")
+    parser.add_argument("a", type=path, metavar="A", help="a checkpoint: a folder or a file, in any format")
+    parser.add_argument("b", type=path, metavar="B", help="another one, in any other format")
     parser.add_argument("--rtol", type=_tolerance, default=0.0, metavar="R", help="relative tolerance, of |b| (default: 0)")
     parser.add_argument("--atol", type=_tolerance, default=0.0, metavar="A", help="absolute tolerance (default: 0)")
     parser.add_argument(
@@ -35,7 +35,9 @@ def add_parser(subparsers: Any) -> None:
         "--strip-prefix", action="append", default=[], metavar="P", help="match names without this prefix; repeatable; or auto"
     )
     parser.add_argument("--all", action="store_true", help="show every tensor, not just those that differ most")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="threads (default: from the cores that may be used)")
+    parser.add_argument(
+        "--workers", type=count, default=0, metavar="N", help="threads (default: from the cores that may be used)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -49,7 +51,7 @@ def _tolerance(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Run the verb."""
     from shardyard.cli.progress import live
-    from shardyard.operations.compare import CompareOptions, compare_paths
+    from shardyard.operations.compare.run import CompareOptions, compare_paths
 
     options = CompareOptions(args.rtol, args.atol, args.require, tuple(args.strip_prefix), max(0, args.workers))
     with live(sys.stderr) as context:
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def lines(result: Mapping[str, Any], *, show_all: bool = False) -> list[str]:
     """The result as a person reads it: the verdict, then what differs most."""
-    from shardyard.operations.compare_verdict import worst_first
+    from shardyard.operations.compare.verdict import worst_first
 
     found = [result["verdict"], ""]
     for side in "ab":
@@ -96,7 +98,7 @@ def table(rows: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    from shardyard.operations.compare_verdict import figure
+    from shardyard.operations.compare.verdict import figure
 
     name = printable(row["name"])
     if row["max_abs"] is None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 from shardyard.cli import operation
+from shardyard.cli.arguments import path
 from shardyard.cli.exits import ExitCode
 
 
@@ -20,16 +20,16 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("compat", help="the arguments of the scripts people have in their job files")
     scripts = parser.add_subparsers(dest="script", required=True, metavar="SCRIPT")
     zero = scripts.add_parser("zero_to_fp32", help="as DeepSpeed's zero_to_fp32.py")
-    zero.add_argument("sources", type=Path, metavar="checkpoint_dir")
-    zero.add_argument("output", type=Path, metavar="output_dir")
+    zero.add_argument("sources", type=path, metavar="checkpoint_dir")
+    zero.add_argument("output", type=path, metavar="output_dir")
     zero.add_argument("--max_shard_size", default="5GB")
     zero.add_argument("--safe_serialization", action="store_true", help="safetensors instead of torch files")
     zero.add_argument("-t", "--tag")
     zero.add_argument("--exclude_frozen_parameters", action="store_true")
     zero.add_argument("-d", "--debug", action="store_true", help="accepted and without effect")
     weights = scripts.add_parser("merge-weights", help="as accelerate merge-weights")
-    weights.add_argument("sources", type=Path, metavar="checkpoint_directory")
-    weights.add_argument("output", type=Path, metavar="output_path")
+    weights.add_argument("sources", type=path, metavar="checkpoint_directory")
+    weights.add_argument("output", type=path, metavar="output_path")
     weights.add_argument("--unsafe_serialization", "--unsafe-serialization", action="store_true", help="a torch file")
     weights.add_argument("--remove_checkpoint_dir", "--remove-checkpoint-dir", action="store_true", help="answered, not done")
 

@@ -92,10 +92,15 @@ def fish(verbs: dict[str, list[tuple[str, str, bool]]]) -> str:
     """For fish."""
     from shardyard.cli import VERBS
 
-    lines = [f"complete -c shardyard -n __fish_use_subcommand -a {verb} -d '{VERBS[verb]}'" for verb in verbs]
+    lines = [f"complete -c shardyard -n __fish_use_subcommand -a {verb} -d {_quoted(VERBS[verb])}" for verb in verbs]
     for verb, options in verbs.items():
         for option, help_line, takes_value in options:
-            text = help_line.replace("%%", "%").replace("'", "")
+            text = _quoted(help_line.replace("%%", "%"))
             value = " -r" if takes_value else ""
-            lines.append(f"complete -c shardyard -n '__fish_seen_subcommand_from {verb}' -l {option[2:]}{value} -d '{text}'")
+            lines.append(f"complete -c shardyard -n '__fish_seen_subcommand_from {verb}' -l {option[2:]}{value} -d {text}")
     return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    """In single quotes, as fish reads them."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

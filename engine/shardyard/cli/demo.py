@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.cli import app
+from shardyard.cli.arguments import path
 from shardyard.cli.exits import ExitCode
 from shardyard.errors import OutputExistsError
 from shardyard.text import printable
@@ -19,7 +20,7 @@ _STAMP = ".shardyard-demo"
 def add_parser(subparsers: Any) -> None:
     """Add the verb's arguments."""
     parser = subparsers.add_parser("demo", help="write a small tree of real checkpoints and open the app on it")
-    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="default: a new folder under your cache")
+    parser.add_argument("folder", nargs="?", type=path, metavar="DIR", help="default: a new folder under your cache")
     parser.add_argument("--no-app", action="store_true", help="print the folder and stop")
 
 

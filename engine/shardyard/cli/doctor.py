@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         for title, rows in _sections(found):
             print(title)
             for label, text in rows:
-                print(f"  {label:<22}{text}" if label else f"  {text}")
+                print(f"  {label:<24}{text}" if label else f"  {text}")
     return ExitCode.DONE
 
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from shardyard.cli.arguments import path
 from shardyard.cli.exits import ExitCode
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the verb's arguments."""
     parser = subparsers.add_parser("inspect", help="what is here, in sentences or as JSON")
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a file, a folder, or the folders of one checkpoint")
+    parser.add_argument("paths", nargs="+", type=path, metavar="PATH", help="a file, a folder, or the folders of one checkpoint")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--hash", action="store_true", help="with a SHA-256 of each tensor's values (reads them)")
     parser.add_argument("--deep", action="store_true", help="read the data too: CRC, 16-bit copy, NaN, equal copies")

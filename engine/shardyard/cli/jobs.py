@@ -7,9 +7,9 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardyard.cli.arguments import path
 from shardyard.cli.exits import ExitCode
 from shardyard.cli.panel import duration, progress_line, size
 from shardyard.text import printable
@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     resume = what.add_parser("resume", parents=[one], help="start it again: it does only what is missing")
     resume.add_argument("--detach", action="store_true", help="leave it running in the background")
     clean = what.add_parser("clean", parents=[as_json], help="list what dead jobs left behind, and remove it")
-    clean.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="look for unfinished outputs here too")
+    clean.add_argument("folders", nargs="*", type=path, metavar="DIR", help="look for unfinished outputs here too")
     clean.add_argument("--yes", action="store_true", help="remove without asking")
     clean.add_argument("--done", action="store_true", help="the records of jobs that are done, too")
     parser.set_defaults(json=False)

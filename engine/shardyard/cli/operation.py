@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardyard.cli.arguments import count, path
 from shardyard.cli.exits import ExitCode
 from shardyard.errors import UsageError
 
@@ -23,9 +24,9 @@ DTYPES = ("keep", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 
 def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `merge` and `export` (CONTRACT section 1)."""
-    parser.add_argument("sources", nargs="+", type=Path, metavar="SRC", help="a checkpoint; several are the folders of one")
+    parser.add_argument("sources", nargs="+", type=path, metavar="SRC", help="a checkpoint; several are the folders of one")
     parser.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="OUT", help="a folder, or a .safetensors, .bin, .pt or .pth"
+        "-o", "--output", required=True, type=path, metavar="OUT", help="a folder, or a .safetensors, .bin, .pt or .pth"
     )
     what = parser.add_argument_group("what")
     what.add_argument("--tag", metavar="T", help="a step such as global_step10; default: what `latest` says")
@@ -43,7 +44,7 @@ def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--tied", choices=("auto", "once", "both"), default="auto", help="how often tied weights are written")
     how.add_argument("--strip-prefix", action="append", metavar="PREFIX", help="auto (default), none, or a prefix; repeatable")
     how.add_argument("--lora", choices=("keep", "split", "fold"), help="default: keep; export: split")
-    how.add_argument("--like", type=Path, metavar="DIR", help="a base model: names and shapes are checked against it")
+    how.add_argument("--like", type=path, metavar="DIR", help="a base model: names and shapes are checked against it")
     how.add_argument("--overwrite", action="store_true", help="replace an OUT that this program wrote")
     how.add_argument(
         "--verify", choices=("sample", "full", "none"), default="sample", help="how much is checked (default: sample)"
@@ -54,7 +55,7 @@ def add_merge_arguments(parser: argparse.ArgumentParser) -> None:
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of every verb that runs as a job."""
     run_as = parser.add_argument_group("run")
-    run_as.add_argument("--workers", type=int, metavar="N", help="threads; default: from the cores this process may use")
+    run_as.add_argument("--workers", type=count, metavar="N", help="threads; default: from the cores this process may use")
     run_as.add_argument("--dry-run", action="store_true", help="the plan only; no tensor data is read")
     run_as.add_argument("--detach", action="store_true", help="leave it running in the background")
     run_as.add_argument(
@@ -92,8 +93,6 @@ def slurm_settings(text: str | None) -> dict[str, str] | None:
 def run(verb: str, args: argparse.Namespace, options: Mapping[str, Any], *, out: Path | None = None) -> int:
     """Plan only, or start the job and show it until it ends (or leave it, with `--detach`)."""
     out = out if out is not None else args.output
-    if args.workers is not None and args.workers < 1:
-        raise UsageError("--workers takes a number of at least 1.")
     if args.dry_run:
         return dry_run(verb, args.sources, out, options, as_json=args.json)
     from shardyard.jobs import store

@@ -162,7 +162,23 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+_CHECKS = {
+    "records_checked": "{} {records} against their CRC-32",
+    "records_not_read_whole": "{} {records} not read whole, so without a CRC",
+    "copies_compared": "{} {samples} against the 16-bit copy",
+    "bytes_read_back": "{size} read back",
+}
+
+
 def _checked(checked: Any) -> str:
-    if isinstance(checked, Mapping):
-        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in checked.items() if value)
-    return ", ".join(str(c) for c in checked) if isinstance(checked, (list, tuple)) else str(checked)
+    if not isinstance(checked, Mapping):
+        return ", ".join(str(c) for c in checked) if isinstance(checked, (list, tuple)) else str(checked)
+    return ", ".join(_check(name, value) for name, value in checked.items() if value)
+
+
+def _check(name: str, value: Any) -> str:
+    """One check in words: `4 records against their CRC-32`."""
+    if name not in _CHECKS or not isinstance(value, int):
+        return f"{name.replace('_', ' ')} {value}"
+    plural = "" if value == 1 else "s"
+    return _CHECKS[name].format(f"{value:,}", records=f"record{plural}", samples=f"sample{plural}", size=size(value))

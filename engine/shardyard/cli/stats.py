@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from shardyard.cli.arguments import count, path
 from shardyard.cli.exits import ExitCode
 from shardyard.text import printable
 
@@ -18,11 +18,13 @@ _BAR = " ▁▂▃▄▅▆▇█"
 def add_parser(subparsers: Any) -> None:
     """Add the verb's arguments."""
     parser = subparsers.add_parser("stats", help="exact statistics of tensors", description=__doc__)
-    parser.add_argument("path", type=Path, metavar="PATH", help="a checkpoint: a folder or a file, in any format")
+    parser.add_argument("path", type=path, metavar="PATH", help="a checkpoint: a folder or a file, in any format")
     parser.add_argument("--select", action="append", default=[], metavar="GLOB", help="only these tensors; repeatable")
     parser.add_argument("--part", metavar="P", help="a component such as optimizer; default: the model")
     parser.add_argument("--slice", metavar="S", help="show these values too, as in Python: 0:4, -1")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="threads (default: from the cores that may be used)")
+    parser.add_argument(
+        "--workers", type=count, default=0, metavar="N", help="threads (default: from the cores that may be used)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 

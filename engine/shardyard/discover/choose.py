@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from shardyard.checkpoint import CheckpointKind
-from shardyard.discover.look import Look, look
+from shardyard.discover.look import LOADERS_TAKE, Look, look
 from shardyard.discover.walk import walk
 from shardyard.errors import AmbiguousError, UsageError
 from shardyard.formats import gguf, hf_folder, npz, torch_single
 from shardyard.formats.candidate import Candidate, Format
+from shardyard.formats.deepspeed.tags import pointer
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import NAME as CONFIG_NAME
 from shardyard.text import printable
@@ -89,10 +91,34 @@ def _of_folder(folder: Folder) -> Candidate:
     if above is not None:
         return above
     if seen.meant:
-        return _only(seen.meant, folder)
+        meant = _only(seen.meant, folder)
+        if meant.kind in LOADERS_TAKE:
+            _refuse_closed_steps(folder, meant)
+        return meant
     if seen.candidates:
         return _only(seen.candidates, folder)
     return _below(folder, seen)
+
+
+_STEP = re.compile(r"global_step\d+.*|pytorch_model_fsdp_\d+|iter_\d+|dist_ckpt|sharded_state_dict")
+
+
+def _refuse_closed_steps(folder: Folder, meant: Candidate) -> None:
+    """A gathered copy is not what is meant beside a step folder with masters, be that one closed to this user.
+
+    Raises:
+        UsageError: such a folder cannot be listed.
+    """
+    named = pointer(folder)
+    for name in folder.folders:
+        if _STEP.fullmatch(name) or (named is not None and name == named.tag):
+            step = folder.sub(name)
+            if not step.entries and step.unreadable:
+                raise UsageError(
+                    f"{step.unreadable} It may hold the masters: make it readable, or give the path of "
+                    f"{printable(meant.files[0])} itself to take that copy.",
+                    path=str(step.path),
+                )
 
 
 def _only(candidates: Sequence[Candidate], folder: Folder) -> Candidate:

@@ -23,7 +23,7 @@ _CALLED_BY_FOLDER = re.compile(
 )
 """Names that stand for their folder: a model that a loader opens by the folder's path."""
 _MEANT = re.compile(r"(?:pytorch_model|model|adapter|diffusion|consolidated|tf_model|weights).*", re.IGNORECASE)
-_LOADERS_TAKE = (
+LOADERS_TAKE = (
     CheckpointKind.SAFETENSORS,
     CheckpointKind.SAFETENSORS_SHARDED,
     CheckpointKind.TORCH,
@@ -103,10 +103,10 @@ def _stranger(candidate: Candidate, folder: Folder, handles: FileHandles) -> boo
 
 def _called_by_folder(candidates: Sequence[Candidate], folder: Folder) -> list[Candidate]:
     """Give well-known single files their folder's path, unless another checkpoint there has it by right."""
-    owners = [c for c in candidates if c.path == folder.path and c.kind not in _LOADERS_TAKE]
-    rivals = [c for c in candidates if c.kind in _LOADERS_TAKE and (c.path == folder.path or _well_known(c))]
+    owners = [c for c in candidates if c.path == folder.path and c.kind not in LOADERS_TAKE]
+    rivals = [c for c in candidates if c.kind in LOADERS_TAKE and (c.path == folder.path or _well_known(c))]
     adapters = [c for c in candidates if c.kind is CheckpointKind.LORA and _well_known(c)]
-    first = owners[0] if owners else min(rivals, key=lambda c: _LOADERS_TAKE.index(c.kind)) if rivals else None
+    first = owners[0] if owners else min(rivals, key=lambda c: LOADERS_TAKE.index(c.kind)) if rivals else None
     if first is None and adapters:
         first = adapters[0]
     renamed: list[Candidate] = []

@@ -52,7 +52,37 @@ def open_checkpoint(paths: Path | str | Sequence[Path | str], options: OpenOptio
         UsageError: no such path, no checkpoint there, or several (AmbiguousError).
         CheckpointError: nothing can be said about it.
     """
-    return open_candidate(find(paths), options or OpenOptions())
+    options = options or OpenOptions()
+    candidate = find(paths)
+    checkpoint = open_candidate(candidate, options)
+    if options.tag is not None and options.tag not in (checkpoint.tag, candidate.folder.name):
+        text = f"{printable(candidate.path.name)} has no steps to choose from; leave --tag {printable(options.tag, 80)} out."
+        raise UsageError(text, path=str(candidate.path))
+    if not isinstance(paths, (str, Path)) and len(paths) > 1:
+        _refuse_strangers([Path(os.path.abspath(p)) for p in paths], candidate.folder, checkpoint)
+    return checkpoint
+
+
+_OF_THE_SET = ("weights", "masters+optimizer", "metadata", "index")
+_POINTERS = ("latest", "latest_universal")
+
+
+def _refuse_strangers(given: Sequence[Path], folder: Folder, checkpoint: Checkpoint) -> None:
+    """Several folders are one checkpoint: one that adds no file to it was not meant, or is of another step or run.
+
+    Raises:
+        UsageError: for the first such folder.
+    """
+    files = [f.path for f in checkpoint.files if f.role in _OF_THE_SET and f.path not in _POINTERS]
+    for path in given:
+        near = [p for p in folder.paths if p == path or path in p.parents or p in path.parents]
+        if not any(os.path.lexists(p / f) for p in near for f in files):
+            step = f" ({printable(checkpoint.tag)})" if checkpoint.tag else ""
+            raise UsageError(
+                f"{printable(str(path))} holds no file of the checkpoint in {printable(str(folder.path))}{step}; "
+                "give only the folders of one checkpoint and step.",
+                path=str(path),
+            )
 
 
 def open_candidate(candidate: Candidate, options: OpenOptions) -> Checkpoint:

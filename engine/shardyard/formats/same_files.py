@@ -30,11 +30,12 @@ def conflicts(folder: Folder, handles: FileHandles, concerns: Callable[[str], bo
             blocks=Blocks.MERGE,
         )
         for a, b in folder.conflicts
-        if a.is_file and b.is_file and concerns(a.name) and not _same(handles, a, b)
+        if a.is_file and b.is_file and concerns(a.name) and not same_content(handles, a, b)
     ]
 
 
-def _same(handles: FileHandles, a: Entry, b: Entry) -> bool:
+def same_content(handles: FileHandles, a: Entry, b: Entry) -> bool:
+    """Whether two files hold the same, as far as both ends and samples between tell."""
     if a.nbytes != b.nbytes:
         return False
     if a.nbytes <= _WHOLE:

@@ -24,7 +24,8 @@ from shardyard.jobs.events import MOST_PLAN_BYTES, EventLog, error_event, error_
 from shardyard.jobs.folder import JobFolder, State, task_name, write_json
 from shardyard.jobs.owner import HEARTBEAT_EVERY_S, Owner
 from shardyard.jobs.verbs import VERBS, Verb
-from shardyard.limits import disk, manners
+from shardyard.limits import manners
+from shardyard.limits.system import refusal
 
 
 class JobContext(EventContext):
@@ -177,9 +178,7 @@ def _as_ours(error: Exception, context: JobContext) -> ShardyardError:
     if isinstance(error, MemoryError):
         return NoRoomError("The process got no more memory; use fewer --workers, or a node (or --slurm mem=…) with more of it.")
     if isinstance(error, OSError):
-        full = disk.no_room(error, error.filename or context.job.spec.out or context.job.folder)
-        if full is not None:
-            return full
+        return refusal(error, context.job.spec.out or context.job.folder)
     return JobError(
         f"Shardyard met a fault of its own ({type(error).__name__}); a report needs what is in {context.job.folder / 'log.txt'}."
     )

@@ -14,6 +14,7 @@ from shardyard.formats.deepspeed.names import FileKind, step_files
 from shardyard.formats.deepspeed.reading import Reading, are, listed
 from shardyard.formats.deepspeed.step import Step, catalogue, read_models
 from shardyard.formats.folder import Folder
+from shardyard.formats.same_files import same_content
 from shardyard.formats.torch_text import describe
 from shardyard.text import printable
 
@@ -102,13 +103,18 @@ def _report_other_ranks(step: Step) -> None:
 def _report_copies(step: Step, folder: Folder) -> None:
     """Files that two of the given folders hold under one name."""
     for kept, other in folder.conflicts:
-        same = kept.nbytes == other.nbytes
+        if not (kept.is_file and other.is_file):
+            continue
+        try:
+            same = same_content(step.reading.options.handles, kept, other)
+        except DamagedError:
+            same = False
         step.reading.add(
             "duplicate-copy" if same else "competing-weights",
             Severity.INFO if same else Severity.ERROR,
             f"{printable(kept.name)} is in two of the folders; the first one is read."
             if same
-            else f"{printable(kept.name)} is in two of the folders, in different sizes: they are not of one step.",
+            else f"{printable(kept.name)} is in two of the folders with different contents: they are not of one step or run.",
             "" if same else "Give the folders of one step only.",
             paths=[kept.name],
             nbytes=other.nbytes,
@@ -148,7 +154,7 @@ def _part(step: Step, options: OpenOptions, folder: Folder) -> str | None:
         return step.part
     if options.part not in step.parts:
         names = listed(list(step.parts))
-        raise UsageError(f"There is no part {printable(options.part)} here; there is {names}.", path=str(folder.path))
+        raise UsageError(f"There is no part {printable(options.part)} here; choose from {names}.", path=str(folder.path))
     return options.part
 
 

@@ -49,7 +49,7 @@ class DeepSpeed:
         tag = options.tag if options.tag is not None else mark.tag if mark is not None and mark.tag in steps else None
         if tag is not None and tag not in steps:
             known = ", ".join(printable(t) for t in by_number(steps))
-            raise UsageError(f"There is no step {printable(tag)} here; there is {known}.", path=str(folder.path))
+            raise UsageError(f"There is no step {printable(tag)}; steps here: {known}.", path=str(folder.path))
         step = open_step(steps[tag], options, f"{tag}/") if tag is not None else None
         if step is None:
             tag, step = _newest(steps, options)
@@ -137,7 +137,9 @@ def _report_pointer(
         finding = Finding(
             "dangling-latest",
             Severity.ERROR,
-            f"`{mark.file}` names the step {printable(mark.tag, 80)}, which is not here; there is {known}.",
+            f"`{mark.file}` names the step {printable(mark.tag, 80)}, which is not here; steps here: {known}."
+            if mark.tag
+            else f"`{mark.file}` is empty: the save may not have finished; steps here: {known}.",
             f"Choose a step: --tag {shown}.",
             (mark.file,),
             blocks=Blocks.MERGE,
