@@ -47,7 +47,9 @@ def options(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         yield from action.option_strings
         if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices
+            for name, inner in action.choices.items():
+                yield name
+                yield from options(inner)
         elif action.choices:
             yield from map(str, action.choices)
 

@@ -281,3 +281,29 @@ async def test_a_tensor_that_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) ->
     async with running(engine) as it:
         await it.press(*TO_HF, "i", "i")
         assert "lm_head.weight is not there any more" in it.words
+
+
+def test_every_code_that_the_engine_gives_is_explained() -> None:
+    import re
+    from pathlib import Path
+
+    import shardyard
+    from shardyard_tui.words import WHY
+
+    used: set[str] = set()
+    for source in Path(shardyard.__file__).parent.rglob("*.py"):
+        used |= set(re.findall(r'(?:Finding\(\s*|code=)"([a-z][a-z0-9-]+)"', source.read_text()))
+    assert len(used) > 20
+    assert not used - set(WHY)
+
+
+async def test_a_name_that_is_only_tied_is_no_difference() -> None:
+    async with running(size=(120, 32)) as it:
+        await it.press("j", "c", "j", "c")
+        tied = [{"name": "lm_head.weight", "in": "a", "equals": "model.embed_tokens.weight"}]
+        result = {"event": "result", "time": 2.0, "equal": True, "verdict": "The same.", "only_in_a": ["lm_head.weight"], "tied": tied}
+        it.engine.compared[it.engine.views[0].id] = [relation("model.norm.weight", "identical")]
+        it.engine.replay(it.engine.views[0].id, [result])
+        await it.look_at_jobs()
+        assert it.page.rows.title == "1 identical  1 tied"
+        assert "The same as model.embed_tokens.weight" in it.words

@@ -114,7 +114,7 @@ class Reader:
         """Everything about one tensor's values: the one question that reads data, in a process of its own."""
         from shardyard.files import FileHandles
         from shardyard.health import facts
-        from shardyard.operations import statistics
+        from shardyard.operations.statistics import description as statistics
 
         tensor = next((t for n, t in facts.all_tensors(self._checkpoint(path, None)).items() if printable(n) == name), None)
         if tensor is None or tensor.layout is None:
@@ -198,7 +198,7 @@ def _listed(item: os.DirEntry[str]) -> Listed:
 
 
 def _saved(checkpoint: Checkpoint) -> tuple[float, str]:
-    """When its newest file was written, and by whom."""
+    """When its newest file was written, and by whom, where that is somebody else."""
     base = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     newest, owner = 0.0, -1
     for file in checkpoint.files:
@@ -209,7 +209,8 @@ def _saved(checkpoint: Checkpoint) -> tuple[float, str]:
         if info.st_mtime > newest:
             newest, owner = info.st_mtime, info.st_uid
     name = ""
-    if owner >= 0:
+    if owner >= 0 and owner != os.getuid():
+        # One's own name is no news.
         import pwd
 
         try:

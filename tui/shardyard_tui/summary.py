@@ -26,6 +26,7 @@ def summary(opened: Opened, width: int, *, read_only: bool = False, now: float |
     report = opened.report
     style = {"complete": "strong", "warning": "strong", "incomplete": "warning", "unreadable": "error"}[opened.state]
     lines: list[Line] = [*wrap(str(report.get("verdict") or opened.title), width, style), ()]
+    lines += [*next_steps(opened, width, read_only=read_only), ()]
     lines += fact("Kind", kind_name(report), width)
     if opened.stamp:
         by = f" by {opened.owner}" if opened.owner else ""
@@ -38,8 +39,7 @@ def summary(opened: Opened, width: int, *, read_only: bool = False, now: float |
     for group in list(report.get("tied") or ())[:3]:
         lines += fact("Tied", " = ".join(map(str, group)), width)
     lines += [(), *where_the_bytes_are(report.get("bytes") or {}, width)]
-    lines += [(), *_health(opened, width), (), *next_steps(opened, width, read_only=read_only)]
-    return lines
+    return [*lines, (), *_health(opened, width)]
 
 
 def _weights(report: Mapping[str, Any]) -> str:

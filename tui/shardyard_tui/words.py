@@ -66,6 +66,19 @@ WHY: Mapping[str, str] = {
     "piece": "This is one piece of a checkpoint that was split over ranks; the others are needed too.",
     "unknown-layout": "The layout is not one that is known here; guessing could be silently wrong.",
     "unsupported": "The layout is known but cannot be merged.",
+    "optimizer-state": "It is most of what training saves, and only training needs it.",
+    "staging-sibling": "A merge into this place began and did not end; going on costs less than starting over.",
+    "disk-tight": "It fits, but hardly anything is left for others, and a disk that fills up meanwhile stops the job.",
+    "overflow": "Values too large for the narrower type would become infinite, and the model would give NaN.",
+    "other-level": "The path given lies above or below the checkpoint itself.",
+    "no-format-tag": "Some loaders refuse a safetensors file that does not say which framework wrote it.",
+    "differs-from-base": "Names or shapes are not those of the base model, so a loader for it would not take them.",
+    "copy-disagrees": "The 16-bit copy of the same step is not what the masters round to: one of them is damaged or of another step.",
+    "nan": "A weight that is not a number makes every output that touches it not a number.",
+    "inf": "A weight that is infinite makes outputs that touch it infinite or not a number.",
+    "constant": "A trained matrix is never one value throughout: it was never written, or something overwrote it.",
+    "all-zero": "A trained matrix is never all zeros: it was never written, was pruned, or starts as zeros by design (LoRA).",
+    "config-only": "A configuration says what the model looks like; the weights themselves are elsewhere.",
 }
 """Code to why it matters, where the finding itself does not say."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections import OrderedDict
@@ -161,8 +162,11 @@ class Browser(CheckpointActions):
         return self.query_one(JobStrip)
 
     def where(self) -> Sequence[str]:
-        parts = [printable(p) for p in self.places.root_path.strip("/").split("/")]
-        return parts or ["/"]
+        path = self.places.root_path
+        home = os.path.expanduser("~").rstrip("/")
+        if home and (path == home or path.startswith(home + "/")):
+            path = "~" + path[len(home) :]
+        return [printable(part) for part in path.split("/") if part] or ["/"]
 
     def jobs_changed(self) -> None:
         self.strip.show(self.home.jobs, self.home.jobs_problem)

@@ -34,10 +34,16 @@ class Compare(RowJob):
         return ("compare", f"A {a}", f"B {b}")
 
     def more_rows(self) -> list[Document]:
+        result = self.result or {}
+        tied = {(t.get("in"), t.get("name")): t.get("equals") for t in result.get("tied") or ()}
         return [
-            {"name": name, "relation": f"only in {side.upper()}"}
+            {
+                "name": name,
+                "relation": "tied" if (side, name) in tied else f"only in {side.upper()}",
+                "equals": tied.get((side, name)),
+            }
             for side in ("a", "b")
-            for name in (self.result or {}).get(f"only_in_{side}") or ()
+            for name in result.get(f"only_in_{side}") or ()
         ]
 
     def sum_up(self, rows: Sequence[Document]) -> str:

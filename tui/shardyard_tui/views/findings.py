@@ -30,7 +30,7 @@ COLUMNS: Sequence[Column[Document]] = (
            key=lambda f: ORDER.get(str(f.get("severity")), 3)),
     Column("Code", lambda f: str(f.get("code", "")), 16, least=84, style="dim", sort="c"),
     Column("What", lambda f: str(f.get("message", ""))),
-    Column("Where", _where, 30, least=110, style="dim", cut="left"),
+    Column("Where", _where, 30, least=150, style="dim", cut="left"),
     Column("Sure", lambda f: "certain" if f.get("certainty") == "sure" else "likely", 8, least=100, style="dim"),
     Column("Bytes", lambda f: units.size(f["bytes"]) if f.get("bytes") else "", 9, right=True, least=70, style="dim", sort="s",
            key=lambda f: int(f.get("bytes") or 0), falling=True),

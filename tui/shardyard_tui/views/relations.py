@@ -10,9 +10,9 @@ from shardyard_tui.widgets.panel import Line
 from shardyard_tui.widgets.row_list import Column
 from shardyard_tui.widgets.sheet import fact, wrap
 
-SAME = ("identical", "equal")
+SAME = ("identical", "equal", "tied")
 ORDER = (
-    "identical", "equal", "rounded-bfloat16", "rounded-float16", "close", "rounded-float8", "both-rounded", "different",
+    "identical", "tied", "equal", "rounded-bfloat16", "rounded-float16", "close", "rounded-float8", "both-rounded", "different",
     "dtype-differs", "shape-differs",
 )  # fmt: skip
 MEANS: Mapping[str, str] = {
@@ -26,6 +26,7 @@ MEANS: Mapping[str, str] = {
     "different": "Other values: another step of training, another model, or damage.",
     "shape-differs": "Other shapes, so there is nothing to compare.",
     "dtype-differs": "Kinds that cannot be compared.",
+    "tied": "One side alone has the name; the tensor itself is on both, under another.",
     "only in A": "Only the first has it.",
     "only in B": "Only the second has it.",
 }
@@ -75,6 +76,8 @@ def in_full(row: Document, width: int) -> list[Line]:
     meaning = next((text for name, text in MEANS.items() if relation.startswith(name)), "")
     lines = wrap(str(row.get("name", "")), width, "strong")
     lines += [*wrap(f"{relation}. {meaning}", width, relation_style(row)), ()]
+    if row.get("equals"):
+        lines += fact("The same as", str(row["equals"]), width)
     for side in ("a", "b"):
         dims = row.get(f"shape_{side}")
         if row.get(f"dtype_{side}"):
