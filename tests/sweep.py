@@ -26,9 +26,9 @@ from shardyard.files import FileHandles
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.safetensors_file import torch_type
 from shardyard.operations import gather
-from shardyard.operations.merge import merge
-from shardyard.operations.options import MergeOptions
-from shardyard.operations.planning import plan_merge
+from shardyard.operations.merge.options import MergeOptions
+from shardyard.operations.merge.planning import plan_merge
+from shardyard.operations.merge.run import merge
 
 Fact = tuple[str, tuple[int, ...], str]
 """dtype, shape and the first 16 hex digits of the values' SHA-256."""

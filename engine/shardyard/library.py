@@ -210,9 +210,9 @@ def merge(
         cancelled: asked at every work unit; True stops with `Cancelled`.
         options: those of the command line, with underscores: `dtype="bfloat16"`, `max_shard_size="2GB"`, `tied="both"`.
     """
-    from shardyard.operations.merge import merge as run
-    from shardyard.operations.options import MergeOptions
-    from shardyard.operations.planning import plan_merge
+    from shardyard.operations.merge.options import MergeOptions
+    from shardyard.operations.merge.planning import plan_merge
+    from shardyard.operations.merge.run import merge as run
 
     plan = plan_merge(sources, out, MergeOptions.parse(options))
     return dict(run(plan, _Calls(progress, cancelled)))
@@ -223,8 +223,8 @@ def export(
 ) -> dict[str, Any]:
     """Merge into a folder that a model loader opens as it is; arguments as `merge`."""
     from shardyard.operations.export import plan_export
-    from shardyard.operations.merge import merge as run
-    from shardyard.operations.options import MergeOptions
+    from shardyard.operations.merge.options import MergeOptions
+    from shardyard.operations.merge.run import merge as run
 
     plan = plan_export(sources, out, MergeOptions.parse(options))
     return dict(run(plan, _Calls(progress, cancelled)))

@@ -23,7 +23,7 @@ SHAPES = {f"model.layers.{i}.mlp.weight": (4096, 1280) for i in range(60)}
 _CHILD = """
 import sys, time
 start = time.perf_counter()
-from shardyard.operations.compare import compare_paths
+from shardyard.operations.compare.run import compare_paths
 result = compare_paths(*sys.argv[1:])
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(time.perf_counter() - start, peak * 1024, result["worst"])

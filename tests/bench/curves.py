@@ -12,9 +12,9 @@ from pathlib import Path
 _MERGE = """
 import json, sys, time
 start = time.perf_counter()
-from shardyard.operations.merge import merge
-from shardyard.operations.options import MergeOptions
-from shardyard.operations.planning import plan_merge
+from shardyard.operations.merge.run import merge
+from shardyard.operations.merge.options import MergeOptions
+from shardyard.operations.merge.planning import plan_merge
 plan = plan_merge([sys.argv[1]], sys.argv[2], MergeOptions.parse(json.loads(sys.argv[3])))
 merge(plan)
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

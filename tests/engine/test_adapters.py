@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shardyard.errors import UnsupportedError, UsageError
-from shardyard.operations.merge import merge
-from shardyard.operations.options import MergeOptions
-from shardyard.operations.planning import plan_merge
+from shardyard.operations.merge.options import MergeOptions
+from shardyard.operations.merge.planning import plan_merge
+from shardyard.operations.merge.run import merge
 from support.checkpoints import cases, fixture_root
 
 HEAD = "base_model.model."
@@ -118,7 +118,7 @@ def test_folding_adds_the_scaled_product(trained: Path, tmp_path: Path, rank_sta
 
 
 def test_folded_weights_can_be_cast_and_cut_anywhere(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardyard.operations import plan, transfer
+    from shardyard.operations.merge import plan, transfer
 
     settings(trained)
     run(trained, tmp_path / "whole", lora="fold")

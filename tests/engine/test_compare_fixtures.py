@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardyard.discover import open_checkpoint
-from shardyard.operations.compare import CompareOptions, compare
+from shardyard.operations.compare.run import CompareOptions, compare
 from support.checkpoints import cases
 
 FIELDS = {

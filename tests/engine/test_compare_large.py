@@ -12,8 +12,8 @@ from support.arrays import sparse_safetensors
 
 MEASURE = """
 import json, sys
-from shardyard.operations.compare import compare_paths
-from shardyard.operations.stats import stats_path
+from shardyard.operations.compare.run import compare_paths
+from shardyard.operations.statistics.run import stats_path
 paths = sys.argv[1:]
 result = compare_paths(*paths) if len(paths) == 2 else stats_path(paths[0])
 peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

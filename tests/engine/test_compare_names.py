@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shardyard.errors import UsageError
-from shardyard.operations.compare import CompareOptions, compare
-from shardyard.operations.compare_names import strip
+from shardyard.operations.compare.names import strip
+from shardyard.operations.compare.run import CompareOptions, compare
 from support.arrays import checkpoint
 
 RNG = np.random.default_rng(11)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as some
 
-from shardyard.operations import pairs
-from shardyard.operations.compare import CompareOptions, compare
+from shardyard.operations.compare import pairs
+from shardyard.operations.compare.run import CompareOptions, compare
 from shardyard.operations.numeric import by_name, cast, wide
 from support.arrays import checkpoint, tensor
 

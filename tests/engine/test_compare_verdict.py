@@ -13,7 +13,7 @@ from shardyard.checkpoint import Checkpoint, Tensor
 from shardyard.dtypes import BY_NAME
 from shardyard.errors import AmbiguousError, CheckpointError, IncompleteError, UsageError
 from shardyard.findings import Blocks, Finding, Severity
-from shardyard.operations.compare import CompareOptions, compare
+from shardyard.operations.compare.run import CompareOptions, compare
 from shardyard.operations.context import Context, Progress
 from support.arrays import checkpoint
 
@@ -169,7 +169,7 @@ def test_progress_reaches_the_total_and_rows_come_as_they_are_done(tmp_path: Pat
 
     from safetensors.numpy import save_file
 
-    from shardyard.operations.compare import ROWS, compare_paths
+    from shardyard.operations.compare.run import ROWS, compare_paths
 
     save_file(BASE, tmp_path / "a.safetensors")
     save_file({name: array.astype(np.float16) for name, array in BASE.items()}, tmp_path / "b.safetensors")

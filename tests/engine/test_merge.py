@@ -30,10 +30,10 @@ from shardyard.errors import (
     UsageError,
 )
 from shardyard.findings import Blocks, Finding, Severity
-from shardyard.operations import merge as operation
-from shardyard.operations.merge import merge
-from shardyard.operations.options import MergeOptions, parse_size
-from shardyard.operations.planning import plan_merge
+from shardyard.operations.merge import run as operation
+from shardyard.operations.merge.options import MergeOptions, parse_size
+from shardyard.operations.merge.planning import plan_merge
+from shardyard.operations.merge.run import merge
 from support.checkpoints import cases
 
 STATE = {
@@ -595,7 +595,7 @@ def test_equal_merges_give_equal_bytes(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_writer_that_writes_nothing_is_noticed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardyard.operations import transfer
+    from shardyard.operations.merge import transfer
 
     monkeypatch.setattr(transfer, "_write", lambda fd, view, offset: None)
     for verify in ("none", "sample", "full"):

@@ -15,11 +15,11 @@ from shardyard.errors import Cancelled, UnsupportedError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding
 from shardyard.layouts import Strided
-from shardyard.operations.compare import compare
+from shardyard.operations.compare.run import compare
 from shardyard.operations.context import Context
 from shardyard.operations.copy_check import check_copy
 from shardyard.operations.scan import scan
-from shardyard.operations.stats import stats
+from shardyard.operations.statistics.run import stats
 from shardyard.pieces import InlineRecord
 from support.arrays import checkpoint, tensor
 

@@ -16,11 +16,11 @@ from shardyard.formats.pickles import load as load_pickle
 from shardyard.formats.tensors import StorageRef, storage_of
 from shardyard.formats.torch_file import open_torch
 from shardyard.operations.context import Context
-from shardyard.operations.shrink_meter import Meter
-from shardyard.operations.shrink_plan import ShrinkPlan
-from shardyard.operations.shrink_planning import plan_shrink
-from shardyard.operations.shrink_run import shrink
-from shardyard.operations.shrink_torch import TorchShrink
+from shardyard.operations.shrink.meter import Meter
+from shardyard.operations.shrink.plan import ShrinkPlan
+from shardyard.operations.shrink.planning import plan_shrink
+from shardyard.operations.shrink.run import shrink
+from shardyard.operations.shrink.torch import TorchShrink
 from support.checkpoints import cases, fixture_root
 from support.torch_answers import torch_files
 

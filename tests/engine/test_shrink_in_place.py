@@ -20,9 +20,9 @@ from shardyard.errors import JobError
 from shardyard.formats import pickle_writer, zip_layout
 from shardyard.formats.pickles import Call, Dict, Global
 from shardyard.operations.context import Context
-from shardyard.operations.shrink_planning import plan_shrink
-from shardyard.operations.shrink_replace import Fingerprint, replace
-from shardyard.operations.shrink_run import made, made_since, shrink
+from shardyard.operations.shrink.planning import plan_shrink
+from shardyard.operations.shrink.replace import Fingerprint, replace
+from shardyard.operations.shrink.run import made, made_since, shrink
 from shardyard.pieces import row_major
 
 
@@ -148,7 +148,7 @@ def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_new_file_that_is_not_equal_never_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardyard.operations import shrink_torch
+    from shardyard.operations.shrink import torch as shrink_torch
 
     path = tmp_path / "model.pt"
     bloated(path, 1 << 16, 1 << 10)
@@ -169,8 +169,8 @@ def test_a_new_file_that_is_not_equal_never_takes_the_name(tmp_path: Path, monke
 PEAK = """
 import json, resource, sys
 from shardyard.operations.context import Context
-from shardyard.operations.shrink_planning import plan_shrink
-from shardyard.operations.shrink_run import made, made_since, shrink
+from shardyard.operations.shrink.planning import plan_shrink
+from shardyard.operations.shrink.run import made, made_since, shrink
 result = shrink(plan_shrink([sys.argv[1]], in_place=True), Context())
 print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, "after": result["after"]}))
 """

@@ -11,8 +11,8 @@ import pytest
 
 from shardyard.errors import CheckpointError
 from shardyard.operations.context import Context
-from shardyard.operations.shrink_planning import plan_shrink
-from shardyard.operations.shrink_run import shrink
+from shardyard.operations.shrink.planning import plan_shrink
+from shardyard.operations.shrink.run import shrink
 
 np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.numpy")

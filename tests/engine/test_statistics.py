@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from shardyard.errors import IncompleteError, UsageError
 from shardyard.files import FileHandles
-from shardyard.operations import order_statistics, slices, statistics
 from shardyard.operations.context import Context
-from shardyard.operations.order_statistics import Selection
-from shardyard.operations.stats import ROWS, StatsOptions, stats
+from shardyard.operations.statistics import description as statistics
+from shardyard.operations.statistics import quantiles as order_statistics
+from shardyard.operations.statistics import slices
+from shardyard.operations.statistics.quantiles import Selection
+from shardyard.operations.statistics.run import ROWS, StatsOptions, stats
 from support.arrays import checkpoint, tensor
 
 RNG = np.random.default_rng(0)

@@ -19,10 +19,12 @@ from shardyard.dtypes import BY_NAME
 from shardyard.errors import Cancelled, JobError, NoRoomError, OutputExistsError
 from shardyard.files import FileHandles
 from shardyard.layouts import Boxes, Runs, Strided
-from shardyard.operations import crc, gather, ledger, merge, plan, transfer
+from shardyard.operations import gather
 from shardyard.operations.context import Context, Progress
-from shardyard.operations.options import MergeOptions
-from shardyard.operations.planning import plan_merge
+from shardyard.operations.merge import crc, ledger, plan, transfer
+from shardyard.operations.merge import run as merge
+from shardyard.operations.merge.options import MergeOptions
+from shardyard.operations.merge.planning import plan_merge
 from shardyard.pieces import Record, box, row_major
 from support.services import tmpfs
 from support.truth import answers
@@ -335,7 +337,7 @@ def test_a_disk_that_fills_up_keeps_what_is_done(source: Path) -> None:
         with pytest.raises(NoRoomError, match="short"):
             plan_merge([source], full / "out")
         # Somebody else takes the room after the plan was made.
-        patch.setattr("shardyard.operations.planning._check_room", lambda plan: None)
+        patch.setattr("shardyard.operations.merge.planning._check_room", lambda plan: None)
         with pytest.raises(NoRoomError, match="full"):
             merge.merge(plan_merge([source], full / "out", MergeOptions(workers=1)))
         assert not (full / "out").exists()
@@ -352,9 +354,9 @@ def test_a_disk_that_fills_up_keeps_what_is_done(source: Path) -> None:
 
 LIMITED = """
     import sys
-    from shardyard.operations.merge import merge
-    from shardyard.operations.options import MergeOptions
-    from shardyard.operations.planning import plan_merge
+    from shardyard.operations.merge.run import merge
+    from shardyard.operations.merge.options import MergeOptions
+    from shardyard.operations.merge.planning import plan_merge
     plan = plan_merge([sys.argv[1]], sys.argv[2], MergeOptions.parse(eval(sys.argv[3])))
     merge(plan)
     loaded = sorted({"numpy", "torch", "ml_dtypes", "textual", "safetensors"} & set(sys.modules))

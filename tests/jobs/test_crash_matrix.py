@@ -25,9 +25,9 @@ from shardyard.jobs.folder import Spec, State
 from shardyard.jobs.owner import Owner
 from shardyard.jobs.store import Job
 from shardyard.limits import manners
-from shardyard.operations.merge import merge
-from shardyard.operations.options import MergeOptions
-from shardyard.operations.planning import plan_merge
+from shardyard.operations.merge.options import MergeOptions
+from shardyard.operations.merge.planning import plan_merge
+from shardyard.operations.merge.run import merge
 from support import services
 from support.checkpoints import fixture_root
 from support.merges import write_source

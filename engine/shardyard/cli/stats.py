@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb."""
     from shardyard.cli.progress import live
-    from shardyard.operations.stats import StatsOptions, stats_path
+    from shardyard.operations.statistics.run import StatsOptions, stats_path
 
     options = StatsOptions(tuple(args.select), args.part, args.slice, max(0, args.workers))
     with live(sys.stderr) as context:

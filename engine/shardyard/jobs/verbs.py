@@ -10,7 +10,7 @@ from shardyard.jobs.folder import JobFolder, Spec
 from shardyard.operations.context import Context
 
 if TYPE_CHECKING:
-    from shardyard.operations.plan import Plan
+    from shardyard.operations.merge.plan import Plan
 
 Verb = Callable[[JobFolder, Context], Mapping[str, Any]]
 
@@ -25,7 +25,7 @@ def plan(verb: str, sources: Sequence[str], out: str | None, options: Mapping[st
     if verb in ("merge", "export"):
         return _plan(spec, resuming=False).to_json()
     if verb == "shrink":
-        from shardyard.operations.shrink_planning import plan_shrink
+        from shardyard.operations.shrink.planning import plan_shrink
 
         return plan_shrink(list(sources), out, **options).to_json()
     raise UsageError(f"{verb} has no plan: it writes nothing.")
@@ -33,8 +33,8 @@ def plan(verb: str, sources: Sequence[str], out: str | None, options: Mapping[st
 
 def _plan(spec: Spec, *, resuming: bool) -> Plan:
     from shardyard.operations.export import plan_export
-    from shardyard.operations.options import MergeOptions
-    from shardyard.operations.planning import plan_merge
+    from shardyard.operations.merge.options import MergeOptions
+    from shardyard.operations.merge.planning import plan_merge
 
     make = plan_export if spec.verb == "export" else plan_merge
     return make(list(spec.sources), _out(spec), MergeOptions.parse(spec.options), resuming=resuming)
@@ -48,7 +48,7 @@ def _out(spec: Spec) -> str:
 
 def _plan_or_go_on(job: JobFolder) -> tuple[Plan, bool]:
     """The plan, and whether an earlier try of this job was killed after it had put the output in place."""
-    from shardyard.operations import staging
+    from shardyard.operations.merge import staging
 
     try:
         return _plan(job.spec, resuming=False), False
@@ -61,7 +61,7 @@ def _plan_or_go_on(job: JobFolder) -> tuple[Plan, bool]:
 
 def merge(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Merge or export; as one of several tasks only its share, which `merge_publish` then puts in place."""
-    from shardyard.operations import merge as operation
+    from shardyard.operations.merge import run as operation
 
     made, there = _plan_or_go_on(job)
     if context.tasks == 1 and not there:
@@ -79,14 +79,15 @@ def merge_publish(job: JobFolder, context: Context) -> Mapping[str, Any]:
 
 
 def _publish(made: Plan, context: Context, *, there: bool) -> Mapping[str, Any]:
-    from shardyard.operations import publish
+    from shardyard.operations.merge import publish
 
     return publish.published(made) if there else publish.publish(made, context)
 
 
 def shrink(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Drop stored bytes that no tensor uses."""
-    from shardyard.operations import shrink_planning, shrink_run
+    from shardyard.operations.shrink import planning as shrink_planning
+    from shardyard.operations.shrink import run as shrink_run
 
     sources, out, options = list(job.spec.sources), job.spec.out, job.spec.options
     try:
@@ -101,7 +102,7 @@ def shrink(job: JobFolder, context: Context) -> Mapping[str, Any]:
 
 def compare(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Are these the same weights? The rows, which may be many, are in the job folder; the result has the rest."""
-    from shardyard.operations.compare import ROWS, CompareOptions, compare_paths
+    from shardyard.operations.compare.run import ROWS, CompareOptions, compare_paths
 
     if len(job.spec.sources) != 2:
         raise UsageError("compare takes two checkpoints.")
@@ -112,7 +113,7 @@ def compare(job: JobFolder, context: Context) -> Mapping[str, Any]:
 
 def stats(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """Exact statistics of tensors. The rows, which may be many, are in the job folder."""
-    from shardyard.operations.stats import ROWS, StatsOptions, stats_path
+    from shardyard.operations.statistics.run import ROWS, StatsOptions, stats_path
 
     result = stats_path(_only(job), StatsOptions.from_json(job.spec.options), context)
     return {"path": result["path"], "part": result["part"], "tensors": len(result["tensors"]), "rows": ROWS}

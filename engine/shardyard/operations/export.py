@@ -17,11 +17,12 @@ from shardyard.discover import open_checkpoint
 from shardyard.errors import CheckpointError, UsageError
 from shardyard.formats import declared_ties, model_config
 from shardyard.formats.candidate import OpenOptions
-from shardyard.operations import export_files, selection
-from shardyard.operations.options import MergeOptions
+from shardyard.operations import export_files
+from shardyard.operations.merge import selection
+from shardyard.operations.merge.options import MergeOptions
+from shardyard.operations.merge.plan import Plan
+from shardyard.operations.merge.planning import plan_merge
 from shardyard.operations.place import Place
-from shardyard.operations.plan import Plan
-from shardyard.operations.planning import plan_merge
 from shardyard.text import printable
 
 ALWAYS_KEPT = "*e_score_correction_bias"

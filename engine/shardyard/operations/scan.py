@@ -20,10 +20,10 @@ from shardyard.files import FileHandles
 from shardyard.findings import Finding, Severity
 from shardyard.operations import gather
 from shardyard.operations.bounds import refuse_endless
+from shardyard.operations.compare.suggestions import same_bytes
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.numeric import CHUNK, elements, keep_freed_memory, largest_finite, numeric, wide, words
 from shardyard.operations.parallel import default_workers, spread
-from shardyard.operations.suggestions import same_bytes
 from shardyard.text import printable
 
 _MOST_NAMED = 3

@@ -16,10 +16,10 @@ import torch
 from shardyard.checkpoint import Tensor
 from shardyard.dtypes import BY_NAME
 from shardyard.errors import OutputExistsError, UnsupportedError, UsageError
-from shardyard.operations.options import parse_size
-from shardyard.operations.outputs import OutputFile, index_file, safetensors_file, split
-from shardyard.operations.ties import owner_of
-from shardyard.operations.written import Written
+from shardyard.operations.merge.options import parse_size
+from shardyard.operations.merge.outputs import OutputFile, index_file, safetensors_file, split
+from shardyard.operations.merge.ties import owner_of
+from shardyard.operations.merge.written import Written
 from shardyard.text import printable
 from shardyard.torch.loading import torch_dtype
 

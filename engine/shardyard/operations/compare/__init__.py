@@ -1,0 +1,1 @@
+"""Comparing: are two checkpoints the same weights, and if not, how do they differ."""

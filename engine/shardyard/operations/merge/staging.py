@@ -1,0 +1,230 @@
+"""The staging folder of an output: made once, sized once, shared by all tasks, and removed when the output is published."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import NoRoomError, OutputExistsError, ShardyardError
+from shardyard.files import FileHandles
+from shardyard.limits import disk
+from shardyard.operations.merge.plan import Plan, settings
+from shardyard.operations.place import Place, check_existing, read_marker
+from shardyard.text import printable
+
+PLAN = "plan.json"
+READY = "ready"
+"""Set once every byte was written and checked: from then on only renames are left."""
+
+
+def prepare(plan: Plan) -> None:
+    """Make the staging folder and its files, or go on with those of the same plan. Several tasks may call it at once.
+
+    Raises:
+        OutputExistsError: another unfinished merge holds the place.
+        NoRoomError: the folder or its files cannot be made.
+    """
+    place = plan.place
+    try:
+        heal(place)
+        _drop_orphaned_ledgers(plan)
+        place.files.mkdir(parents=True, exist_ok=True)
+        _claim(plan)
+        for file in plan.files:
+            _create(place.files / file.name, file.nbytes)
+        _sync_folder(place.files)
+        _sync_folder(place.staging)
+    except OSError as error:
+        full = disk.no_room(error, place.staging, plan.nbytes)
+        raise full or NoRoomError(
+            f"{printable(str(error.filename or place.staging))} cannot be made: {os.strerror(error.errno or 0)}.",
+            path=str(place.staging),
+        ) from error
+
+
+def _drop_orphaned_ledgers(plan: Plan) -> None:
+    """Begin anew if a file that a ledger speaks of is gone: its fresh zeros must not count as done.
+
+    A ledger is only made once all files are there, so files that another task is making now have none yet.
+    """
+    folder = plan.place.staging
+    if not begun(plan) or not any(folder.glob("ledger-*.jsonl")):
+        return
+    for file in plan.files:
+        path = plan.place.files / file.name
+        if not path.exists() or path.stat().st_size != file.nbytes:
+            remove(folder)
+            return
+
+
+def _claim(plan: Plan) -> None:
+    """Write down whose staging folder this is; refuse one that another plan has begun."""
+    path = plan.place.staging / PLAN
+    found = _read_json(path)
+    if found is None:
+        row = {"hash": plan.hash, "settings": settings(plan.options), "sources": plan.sources, "format": plan.summary["format"]}
+        write_durably(path, json.dumps(row).encode())
+    elif found.get("hash") != plan.hash:
+        raise OutputExistsError(
+            f"{printable(str(plan.place.staging))} holds an unfinished merge with {_difference(plan, found)}; "
+            "finish that one, or delete the folder (shardyard jobs clean).",
+            path=str(plan.place.staging),
+        )
+
+
+def _difference(plan: Plan, found: dict[str, Any]) -> str:
+    """What the unfinished merge has that this one has not, in words."""
+    ours, theirs = settings(plan.options), found.get("settings", {})
+    changed = sorted(k for k in {*ours, *theirs} if ours.get(k) != theirs.get(k))
+    if changed:
+        shown = ", ".join(f"{k.replace('_', ' ')} {printable(str(theirs.get(k)), 40)} instead of {ours.get(k)}" for k in changed)
+        return f"other settings ({shown})"
+    sources = found.get("sources", {})
+    files = sorted(p for p in {*plan.sources, *sources} if plan.sources.get(p) != sources.get(p))
+    if files:
+        return f"other sources ({printable(os.path.basename(files[0]))} has changed)"
+    return "another layout"
+
+
+def _create(path: Path, nbytes: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if os.fstat(fd).st_size != nbytes:
+            os.ftruncate(fd, nbytes)
+    finally:
+        os.close(fd)
+
+
+def heal(place: Place) -> None:
+    """After a crash between the renames of an `--overwrite`: the old output goes back, or away if the new one is there."""
+    if not place.old.exists():
+        return
+    if place.out.exists():
+        remove(place.old)
+    elif not (place.staging / READY).exists():
+        os.rename(place.old, place.out)
+
+
+def already_published(plan: Plan) -> bool:
+    """Whether this very plan was published and only its staging folder is left."""
+    place = plan.place
+    if not (place.staging / READY).exists() or (place.files / plan.files[0].name).exists():
+        return False
+    if place.single:
+        return place.out.is_file() and place.out.stat().st_size == plan.files[0].nbytes
+    marker = read_marker(place.out)
+    return marker is not None and marker.get("plan") == plan.hash
+
+
+def published_since(plan: Plan, since: float) -> bool:
+    """Whether the output was put in place after `since` and is this plan's: a run was killed after its last rename.
+
+    A folder's marker tells. A single file has none: its size, its header and the time of its rename must all fit.
+    """
+    out = plan.place.out
+    try:
+        status = out.stat()
+        if not plan.place.single:
+            marker = read_marker(out)
+            return status.st_ctime >= since and marker is not None and marker.get("plan") == plan.hash
+        file = plan.files[0]
+        if status.st_ctime < since or status.st_size != file.nbytes:
+            return False
+        with FileHandles() as handles:
+            known = ((s.start, s.content) for s in file.segments if isinstance(s.content, bytes))
+            return all(handles.read(str(out), start, len(data)) == data for start, data in known)
+    except (OSError, ShardyardError):
+        return False
+
+
+def begun(plan: Plan) -> bool:
+    """Whether an unfinished run of this very plan is there."""
+    found = _read_json(plan.place.staging / PLAN)
+    return found is not None and found.get("hash") == plan.hash
+
+
+def swap_in(plan: Plan) -> None:
+    """Give the finished output its final name; every step can be repeated after a crash.
+
+    Raises:
+        OutputExistsError: something that may not be replaced has come there since the work began; the finished files stay.
+    """
+    place = plan.place
+    overwrite = plan.options.overwrite
+    if place.single:
+        _name_file(place, place.files / plan.files[0].name, overwrite=overwrite)
+    else:
+        if os.path.lexists(place.out):
+            check_existing(place, place.out, overwrite=overwrite)
+            if any(place.out.iterdir()):
+                os.rename(place.out, place.old)
+        os.rename(place.files, place.out)
+    _sync_folder(place.out.parent)
+    if place.old.exists():
+        remove(place.old)
+
+
+def _name_file(place: Place, source: Path, *, overwrite: bool) -> None:
+    """A rename that replaces only what may be replaced: a link fails where another process was first."""
+    if overwrite:
+        os.rename(source, place.out)
+        return
+    try:
+        os.link(source, place.out)
+    except FileExistsError:
+        if not os.path.samefile(source, place.out):
+            check_existing(place, place.out, overwrite=False)
+    except OSError:
+        # A file system without links: what is there is looked at just before the rename.
+        if os.path.lexists(place.out):
+            check_existing(place, place.out, overwrite=False)
+        os.rename(source, place.out)
+        return
+    source.unlink()
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or file of ours. Ledgers go first: without their data they would call zeros done."""
+    if path.is_dir() and not path.is_symlink():
+        for ledger in path.glob("ledger-*.jsonl"):
+            ledger.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """A small file, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+sync_folder = _sync_folder

@@ -1,0 +1,1 @@
+"""Shrinking: files written anew without the bytes that no tensor uses."""

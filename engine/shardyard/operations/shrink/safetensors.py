@@ -1,0 +1,135 @@
+"""Shrinking one safetensors file: bytes that no tensor uses go, and so do equal copies of tied tensors if that is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardyard.errors import DamagedError, JobError
+from shardyard.files import FileHandles
+from shardyard.formats.safetensors_file import open_safetensors
+from shardyard.formats.safetensors_header import Entry, parse
+from shardyard.operations import gather
+from shardyard.operations.shrink.meter import Meter, Output, equal_ranges
+from shardyard.text import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A stored tensor, as far as its place goes."""
+
+    path: str
+    offset: int
+    """Absolute."""
+    entry: Entry
+
+    @property
+    def nbytes(self) -> int:
+        return self.entry.end - self.entry.begin
+
+
+class SafetensorsShrink:
+    """The new form of one safetensors file; `write` and `prove` do the work."""
+
+    def __init__(self, handles: FileHandles, path: str, drop: Mapping[str, str] | None = None) -> None:
+        """Leave out the names in `drop` (alias to owner); the metadata will say whose copies they were."""
+        self.handles = handles
+        self.path = path
+        self.drop = dict(drop or {})
+        self.data_start, self.metadata, self.entries = _entries(handles, path)
+        self.size = handles.size(path)
+        kept = {n: e for n, e in self.entries.items() if n not in self.drop}
+        self.order = sorted(kept, key=lambda n: (kept[n].begin, kept[n].end))
+        self.head = self._head()
+
+    @property
+    def payload(self) -> int:
+        """Bytes of tensors in the new file."""
+        return sum(e.end - e.begin for n, e in self.entries.items() if n not in self.drop)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the new file."""
+        return len(self.head) + self.payload
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors the new file has."""
+        return len(self.order)
+
+    @property
+    def worthwhile(self) -> bool:
+        return bool(self.drop) or self.payload < self.size - self.data_start
+
+    def _head(self) -> bytes:
+        header: dict[str, object] = {}
+        metadata = {**self.metadata, **self.drop}
+        if metadata:
+            header["__metadata__"] = metadata
+        position = 0
+        for name in self.order:
+            entry = self.entries[name]
+            end = position + entry.end - entry.begin
+            header[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [position, end]}
+            position = end
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    def write(self, fd: int, meter: Meter) -> None:
+        """Write the new file."""
+        out = Output(fd, meter)
+        out.write(self.head)
+        with FileHandles() as handles:
+            tensors = open_safetensors(handles, self.path).tensors
+            for name in self.order:
+                out.copy(gather.blocks(tensors[name], handles))
+        if out.position != self.nbytes:
+            raise JobError(f"{printable(os.path.basename(self.path))} came out with another size than planned.", path=self.path)
+
+    def prove(self, path: str, meter: Meter) -> None:
+        """Read the new file back: the same names, types, shapes, metadata and bytes, without the dropped copies.
+
+        Raises:
+            JobError: something differs.
+        """
+        name = printable(os.path.basename(self.path))
+        with FileHandles() as handles:
+            start, metadata, entries = _entries(handles, path)
+            _, _, before = _entries(handles, self.path)
+            kept = {n: (e.dtype, e.shape) for n, e in before.items() if n not in self.drop}
+            if kept != {n: (e.dtype, e.shape) for n, e in entries.items()} or metadata != {**self.metadata, **self.drop}:
+                raise JobError(f"{name}: the new file's header differs; the old one was left alone.", path=self.path)
+            for tensor, entry in entries.items():
+                old = before[tensor]
+                a, b = (self.path, self.data_start + old.begin), (path, start + entry.begin)
+                if not equal_ranges(handles, a, b, entry.end - entry.begin, meter):
+                    said = f"{name}: {printable(tensor, 120)} has other values in the new file; the old one was left alone."
+                    raise JobError(said, path=self.path)
+
+
+def _entries(handles: FileHandles, path: str) -> tuple[int, dict[str, str], dict[str, Entry]]:
+    """(start of the data, metadata, entries) of a file whose entries are in order but may leave holes.
+
+    Raises:
+        DamagedError: entries overlap, contradict themselves, stand twice or leave the file.
+    """
+    name = printable(os.path.basename(path))
+    header = open_safetensors(handles, path).header
+    raw = handles.read(path, 8, header.data_start - 8)
+    _, entries, twice = parse(raw, name, path)
+    position, size = 0, header.nbytes - header.data_start
+    for tensor, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor in header.unreadable or entry.begin < position or not entry.begin <= entry.end <= size or twice:
+            shown = printable(twice[0] if twice else tensor, 120)
+            raise DamagedError(f"{name} is damaged at tensor {shown} and was left alone.", path=path)
+        position = entry.end
+    return header.data_start, header.metadata, entries
+
+
+def places(handles: FileHandles, path: str) -> dict[str, Whole]:
+    """Where each tensor of a file is; errors as `SafetensorsShrink`."""
+    start, _, entries = _entries(handles, path)
+    return {name: Whole(path, start + entry.begin, entry) for name, entry in entries.items()}

@@ -1,0 +1,1 @@
+"""Statistics: exact figures of tensors' values, and the values themselves."""
