@@ -44,7 +44,7 @@ def strip_prefixes(names: Iterable[str], prefixes: Sequence[str]) -> Names:
             continue
         having = [old for old, name in new.items() if name.startswith(prefix) and name != prefix]
         if not having:
-            raise UsageError(f"No tensor's name begins with {printable(prefix, 80)}.")
+            raise UsageError(f"--strip-prefix {printable(prefix, 80)} matches no tensor's name.")
         lacking = new.keys() - set(having)
         without.extend(name for name in new if name in lacking)
         new.update({old: new[old][len(prefix) :] for old in having})

@@ -123,6 +123,8 @@ def choose_part(checkpoint: Checkpoint, asked: str | None) -> Part:
         UsageError: there is no such part, or several qualify.
     """
     listed = list(checkpoint.parts)
+    if asked == "model" and asked not in checkpoint.parts:
+        asked = None  # the model by any name: ZeRO's masters, say
     if asked is not None:
         if asked not in checkpoint.parts:
             shown = ", ".join(printable(name, 60) for name in listed) or "none"
