@@ -24,7 +24,7 @@ from shardyard.dtypes import BY_SAFETENSORS
 from shardyard.errors import CheckpointError, ShardyardError, UsageError
 from shardyard.files import FileHandles
 from shardyard.formats.candidate import OpenOptions
-from shardyard.formats.safetensors_file import torch_type
+from shardyard.formats.safetensors.file import torch_type
 from shardyard.operations import gather
 from shardyard.operations.merge.options import MergeOptions
 from shardyard.operations.merge.planning import plan_merge

@@ -17,7 +17,7 @@ from shardyard.dtypes import BY_NAME
 from shardyard.errors import AmbiguousError, UsageError
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import Dict
-from shardyard.formats.torch_writer import Storage, tensor, write_torch
+from shardyard.formats.torch.writer import Storage, tensor, write_torch
 from shardyard.operations import inspect, inspect_text
 from support.checkpoints import fixture_root
 from support.model_files import llama, write_config, write_safetensors, write_sharded

@@ -19,10 +19,11 @@ from shardyard.checkpoint import Checkpoint
 from shardyard.errors import Cancelled, DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding
-from shardyard.formats import dcp, pickles
+from shardyard.formats import pickles
 from shardyard.formats.candidate import OpenOptions
-from shardyard.formats.dcp_metadata import read_metadata
-from shardyard.formats.dcp_rows import COLLAPSE
+from shardyard.formats.dcp import opening as dcp
+from shardyard.formats.dcp.metadata import read_metadata
+from shardyard.formats.dcp.rows import COLLAPSE
 from shardyard.formats.folder import Folder
 from shardyard.operations.gather import read_range
 from support.dcp_writer import DcpWriter
@@ -123,7 +124,7 @@ def test_the_quick_way_through_a_pickle_ends_where_the_long_way_does(tmp_path: P
         tensors: list[Any] = [(name, t.shape, [(c.offsets, c.sizes) for c in t.chunks]) for name, t in entries]  # type: ignore[attr-defined]
         return tensors, [(k.name, k.offsets, p.file, p.start, p.nbytes) for k, p in places]  # type: ignore[attr-defined]
 
-    from shardyard.formats.dcp_shortcuts import Shortcuts
+    from shardyard.formats.dcp.shortcuts import Shortcuts
 
     quick = pickles.load(data, collapse=COLLAPSE, shortcuts=Shortcuts().by_class())
     long = pickles.load(data, collapse=COLLAPSE)

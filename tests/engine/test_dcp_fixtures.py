@@ -14,9 +14,11 @@ import pytest
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Role, Tensor
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks
-from shardyard.formats import dcp, hf_dcp, rank_files
 from shardyard.formats.candidate import Candidate, OpenOptions
+from shardyard.formats.dcp import hugging_face as hf_dcp
+from shardyard.formats.dcp import opening as dcp
 from shardyard.formats.folder import Folder
+from shardyard.formats.rank_files import opening as rank_files
 from shardyard.operations.gather import blocks
 from support.checkpoints import cases
 

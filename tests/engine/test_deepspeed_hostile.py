@@ -12,7 +12,7 @@ from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import Dict
-from shardyard.formats.torch_writer import write_torch
+from shardyard.formats.torch.writer import write_torch
 from support.truth import differences
 from support.zero_runs import ZeroRun, dictionary
 

@@ -13,7 +13,7 @@ from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import Dict
-from shardyard.formats.torch_writer import ordered_dict, write_torch
+from shardyard.formats.torch.writer import ordered_dict, write_torch
 from support.truth import Answer, differences
 from support.zero_runs import ZeroRun, dictionary, whole
 

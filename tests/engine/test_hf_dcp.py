@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind
 from shardyard.findings import Blocks, Finding
-from shardyard.formats import hf_dcp
 from shardyard.formats.candidate import OpenOptions
+from shardyard.formats.dcp import hugging_face as hf_dcp
 from shardyard.formats.folder import Folder
 from support.truth import contents
 

@@ -17,7 +17,7 @@ from shardyard.dtypes import BY_NAME, BY_SAFETENSORS
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Severity
-from shardyard.formats.safetensors_file import open_safetensors
+from shardyard.formats.safetensors.file import open_safetensors
 from shardyard.operations.gather import blocks
 from support.checkpoints import cases, fixture_root
 

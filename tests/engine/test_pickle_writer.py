@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardyard.formats import graphs
-from shardyard.formats.pickle_writer import dump
 from shardyard.formats.pickles import Call, Dict, Global, Set, load
+from shardyard.formats.pickles.writer import dump
+from shardyard.formats.torch import graphs
 
 LEAVES = st.one_of(
     st.none(),

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from shardyard.formats import pickles
-from shardyard.formats.pickle_globals import Danger, danger_of
 from shardyard.formats.pickles import Call, Dict, PickleError, Set, Truncated, load
+from shardyard.formats.pickles.globals import Danger, danger_of
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -13,9 +13,9 @@ import pytest
 from shardyard.checkpoint import Checkpoint
 from shardyard.errors import Cancelled
 from shardyard.findings import Blocks, Finding
-from shardyard.formats import rank_files
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
+from shardyard.formats.rank_files import opening as rank_files
 from support.rank_writer import (
     attributes,
     coordinates,
@@ -264,7 +264,7 @@ def test_opening_stops_when_asked(tmp_path: Path) -> None:
 
 def test_a_view_inside_a_larger_storage_is_cut_out(tmp_path: Path) -> None:
     from shardyard.dtypes import BY_NAME
-    from shardyard.formats.torch_writer import Storage, tensor
+    from shardyard.formats.torch.writer import Storage, tensor
 
     storage = Storage(BY_NAME["float32"], WEIGHT.tobytes())
     write_rank(verl(tmp_path, 0, 1), {"w": tensor(storage, (2, 3), 6, (1, 5))})

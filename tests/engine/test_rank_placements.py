@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardyard.formats import rank_files
 from shardyard.formats.candidate import OpenOptions
-from shardyard.formats.dtensor import Placement, decode_order, local_runs
 from shardyard.formats.folder import Folder
+from shardyard.formats.rank_files import opening as rank_files
+from shardyard.formats.rank_files.dtensor import Placement, decode_order, local_runs
 from support.rank_writer import DTENSOR, OLD_DTENSOR, coordinates, dtensor, mesh, replicate, shard, strided, verl, write_rank
 from support.truth import contents
 

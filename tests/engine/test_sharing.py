@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardyard.formats.sharing import StorageUse, View, clusters_of
+from shardyard.formats.torch.sharing import StorageUse, View, clusters_of
 
 
 def reached(views: list[View]) -> int:

@@ -11,10 +11,11 @@ import pytest
 
 from shardyard.errors import CheckpointError, OutputExistsError, UnsupportedError, UsageError
 from shardyard.files import FileHandles
-from shardyard.formats import graphs, pickle_writer
 from shardyard.formats.pickles import load as load_pickle
-from shardyard.formats.tensors import StorageRef, storage_of
-from shardyard.formats.torch_file import open_torch
+from shardyard.formats.pickles import writer as pickle_writer
+from shardyard.formats.torch import graphs
+from shardyard.formats.torch.file import open_torch
+from shardyard.formats.torch.tensors import StorageRef, storage_of
 from shardyard.operations.context import Context
 from shardyard.operations.shrink.meter import Meter
 from shardyard.operations.shrink.plan import ShrinkPlan

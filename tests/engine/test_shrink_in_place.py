@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from shardyard.errors import JobError
-from shardyard.formats import pickle_writer, zip_layout
 from shardyard.formats.pickles import Call, Dict, Global
+from shardyard.formats.pickles import writer as pickle_writer
+from shardyard.formats.torch import zip_layout
 from shardyard.operations.context import Context
 from shardyard.operations.shrink.planning import plan_shrink
 from shardyard.operations.shrink.replace import Fingerprint, replace

@@ -12,7 +12,7 @@ from shardyard.formats import tensor_parallel
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import Call, Global
-from shardyard.formats.torch_writer import write_torch
+from shardyard.formats.torch.writer import write_torch
 from support.truth import Answer, differences
 from support.zero_runs import dictionary, whole
 

@@ -16,10 +16,10 @@ from shardyard.checkpoint import CheckpointKind, Tensor
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Severity
-from shardyard.formats import sharing
-from shardyard.formats.pickle_writer import dump
 from shardyard.formats.pickles import Call, Dict, Global
-from shardyard.formats.torch_file import open_torch
+from shardyard.formats.pickles.writer import dump
+from shardyard.formats.torch import sharing
+from shardyard.formats.torch.file import open_torch
 from shardyard.formats.zip_directory import DeflatedRecord
 from shardyard.operations import gather
 from support.checkpoints import cases, fixture_root

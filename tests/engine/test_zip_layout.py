@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.formats import zip_layout
+from shardyard.formats.torch import zip_layout
 from support.checkpoints import cases
 
 WRITTEN_BY_TORCH = [

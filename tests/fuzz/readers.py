@@ -31,8 +31,8 @@ def pickle(data: bytes) -> None:
     """The inert unpickler, and writing again what it read."""
     from shardyard.errors import ShardyardError
     from shardyard.formats import pickles
-    from shardyard.formats.tensors import LENIENT_REBUILDS, lenient_storage_of
-    from shardyard.formats.torch_names import names_of
+    from shardyard.formats.torch.names import names_of
+    from shardyard.formats.torch.tensors import LENIENT_REBUILDS, lenient_storage_of
 
     with contextlib.suppress(ShardyardError):
         names_of(pickles.load(data, collapse=LENIENT_REBUILDS, persistent=lenient_storage_of).root)
@@ -52,7 +52,7 @@ def metadata(data: bytes) -> None:
     """A `.metadata` of torch.distributed.checkpoint."""
     from shardyard.errors import ShardyardError
     from shardyard.files import FileHandles
-    from shardyard.formats.dcp_metadata import read_metadata
+    from shardyard.formats.dcp.metadata import read_metadata
 
     with _file(data, ".metadata") as path, FileHandles(2) as handles, contextlib.suppress(ShardyardError):
         read_metadata(handles, str(path))
@@ -60,7 +60,7 @@ def metadata(data: bytes) -> None:
 
 def index(data: bytes) -> None:
     """The index of a sharded model."""
-    from shardyard.formats.index_file import parse_index
+    from shardyard.formats.hugging_face.index_file import parse_index
 
     parse_index(data, "model.safetensors.index.json")
 

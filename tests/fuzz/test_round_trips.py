@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from shardyard.errors import DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Severity
-from shardyard.formats.safetensors_file import SafetensorsFile, open_safetensors
+from shardyard.formats.safetensors.file import SafetensorsFile, open_safetensors
 from shardyard.operations.gather import blocks
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -13,7 +13,7 @@ from shardyard.discover import open_checkpoint
 from shardyard.dtypes import BY_NAME
 from shardyard.files import FileHandles
 from shardyard.formats.pickles import Dict
-from shardyard.formats.torch_writer import Storage, tensor, write_torch
+from shardyard.formats.torch.writer import Storage, tensor, write_torch
 from shardyard.operations.gather import blocks, read_range
 
 KINDS = {"float32": "<f4", "float16": "<f2", "int64": "<i8", "uint8": "u1"}

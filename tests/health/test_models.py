@@ -10,7 +10,7 @@ import pytest
 
 from shardyard.dtypes import BY_NAME
 from shardyard.formats.pickles import Dict
-from shardyard.formats.torch_writer import Storage, tensor, write_torch
+from shardyard.formats.torch.writer import Storage, tensor, write_torch
 from shardyard.health.patterns import fold
 from support.model_files import llama, write_config, write_safetensors, write_sharded
 from support.reports import codes, finding, only

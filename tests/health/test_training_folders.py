@@ -11,7 +11,7 @@ import pytest
 
 from shardyard.dtypes import BY_NAME
 from shardyard.formats.pickles import Dict
-from shardyard.formats.torch_writer import Storage, tensor, write_torch
+from shardyard.formats.torch.writer import Storage, tensor, write_torch
 from support.checkpoints import fixture_root
 from support.reports import codes, finding, looked_at, only
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 
 from shardyard.dtypes import BY_NAME
-from shardyard.formats.torch_writer import Storage, tensor, torch_bytes
+from shardyard.formats.torch.writer import Storage, tensor, torch_bytes
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM = "torch.distributed.checkpoint.filesystem"

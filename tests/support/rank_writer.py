@@ -12,7 +12,7 @@ import numpy as np
 
 from shardyard.dtypes import BY_NAME
 from shardyard.formats.pickles import Call, Dict, Global
-from shardyard.formats.torch_writer import Storage, instance, ordered_dict, size, tensor, write_torch
+from shardyard.formats.torch.writer import Storage, instance, ordered_dict, size, tensor, write_torch
 from shardyard.pieces import row_major
 
 Array = np.ndarray[Any, Any]

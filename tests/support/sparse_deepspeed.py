@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.dtypes import BY_NAME, STORAGE_CLASSES, DType
-from shardyard.formats import pickle_writer, zip_layout
 from shardyard.formats.pickles import Call, Dict, Global
-from shardyard.formats.torch_writer import instance, ordered_dict, size
+from shardyard.formats.pickles import writer as pickle_writer
+from shardyard.formats.torch import zip_layout
+from shardyard.formats.torch.writer import instance, ordered_dict, size
 
 FLOAT, BF16 = BY_NAME["float32"], BY_NAME["bfloat16"]
 _CLASS_OF = {dtype.name: name for name, dtype in STORAGE_CLASSES.items()}

@@ -11,10 +11,10 @@ from shardyard.checkpoint import Checkpoint, CheckpointKind, Tensor
 from shardyard.files import FileHandles
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
-from shardyard.formats.tensors import TensorValue
-from shardyard.formats.torch_file import open_torch
-from shardyard.formats.torch_names import names_of
-from shardyard.formats.torch_single import FORMAT
+from shardyard.formats.torch.file import open_torch
+from shardyard.formats.torch.names import names_of
+from shardyard.formats.torch.single import FORMAT
+from shardyard.formats.torch.tensors import TensorValue
 from support.checkpoints import cases
 
 

@@ -8,7 +8,7 @@ from shardyard.demo import hugging_face
 from shardyard.demo.model import EMBEDDING, HEAD, DemoModel
 from shardyard.dtypes import BY_NAME
 from shardyard.formats.pickles import Call, Dict, Global
-from shardyard.formats.torch_writer import Storage, instance, ordered_dict, size, tensor, write_torch
+from shardyard.formats.torch.writer import Storage, instance, ordered_dict, size, tensor, write_torch
 
 _FLOAT32, _BFLOAT16 = BY_NAME["float32"], BY_NAME["bfloat16"]
 _VERSION = "0.19.8"

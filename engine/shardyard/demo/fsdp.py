@@ -9,9 +9,9 @@ from pathlib import Path
 from shardyard.demo import hugging_face
 from shardyard.demo.model import EMBEDDING, HEAD, DemoModel
 from shardyard.dtypes import BY_NAME
-from shardyard.formats import pickle_writer
 from shardyard.formats.pickles import Call, Dict, Global
-from shardyard.formats.torch_writer import Storage, instance, size, tensor, torch_bytes
+from shardyard.formats.pickles import writer as pickle_writer
+from shardyard.formats.torch.writer import Storage, instance, size, tensor, torch_bytes
 
 _FLOAT32 = BY_NAME["float32"]
 _METADATA = "torch.distributed.checkpoint.metadata"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardyard.demo.model import CONFIG, EMBEDDING, HEAD, DemoModel
 from shardyard.dtypes import BY_NAME
-from shardyard.formats.torch_writer import Storage, ordered_dict, tensor, write_torch
+from shardyard.formats.torch.writer import Storage, ordered_dict, tensor, write_torch
 
 
 def write_side_files(folder: Path) -> None:

@@ -12,11 +12,13 @@ from shardyard.checkpoint import CheckpointKind
 from shardyard.discover.look import LOADERS_TAKE, Look, look
 from shardyard.discover.walk import walk
 from shardyard.errors import AmbiguousError, UsageError
-from shardyard.formats import gguf, hf_folder, npz, torch_single
+from shardyard.formats import gguf, npz
 from shardyard.formats.candidate import Candidate, Format
 from shardyard.formats.deepspeed.tags import pointer
 from shardyard.formats.folder import Folder
+from shardyard.formats.hugging_face import folder as hf_folder
 from shardyard.formats.model_config import NAME as CONFIG_NAME
+from shardyard.formats.torch import single as torch_single
 from shardyard.text import printable
 
 LEVELS_UP = 3

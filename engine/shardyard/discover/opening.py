@@ -15,12 +15,14 @@ from shardyard.discover.choose import NOTE, PIECE, find
 from shardyard.discover.look import SINGLES, look
 from shardyard.errors import COPY_AGAIN, CheckpointError, ShardyardError, UsageError
 from shardyard.findings import Blocks, Finding, Severity
-from shardyard.formats import gguf, hf_folder, npz, torch_single
+from shardyard.formats import gguf, npz
 from shardyard.formats.candidate import Candidate, Format, OpenOptions
 from shardyard.formats.folder import Folder
+from shardyard.formats.hugging_face import folder as hf_folder
 from shardyard.formats.model_config import NAME, find_config, read_config
 from shardyard.formats.side_files import TRAINING_STATE, side_files
 from shardyard.formats.sniff import Content, sniff_file
+from shardyard.formats.torch import single as torch_single
 from shardyard.text import printable
 
 _STEP = re.compile(r"(?:checkpoint|global_step|step|iter)[-_]?(\d{1,12})")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Tensor, Usage
 from shardyard.findings import Blocks, Finding, Severity
-from shardyard.formats import sharing
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import read_json
-from shardyard.formats.safetensors_file import open_safetensors
+from shardyard.formats.safetensors.file import open_safetensors
 from shardyard.formats.sniff import Content, sniff_file
-from shardyard.formats.torch_weights import open_weights
+from shardyard.formats.torch import sharing
+from shardyard.formats.torch.weights import open_weights
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "pytorch_lora_weights.safetensors", "pytorch_lora_weights.bin")

@@ -10,18 +10,12 @@ from shardyard.formats.candidate import Format
 
 def formats() -> tuple[Format, ...]:
     """All formats, the most particular first: a ZeRO folder is not a heap of torch files."""
-    from shardyard.formats import (
-        dcp,
-        deepspeed,
-        gguf,
-        hf_dcp,
-        hf_folder,
-        lora,
-        npz,
-        rank_files,
-        tensor_parallel,
-        torch_single,
-    )
+    from shardyard.formats import deepspeed, gguf, lora, npz, tensor_parallel
+    from shardyard.formats.dcp import hugging_face as hf_dcp
+    from shardyard.formats.dcp import opening as dcp
+    from shardyard.formats.hugging_face import folder as hf_folder
+    from shardyard.formats.rank_files import opening as rank_files
+    from shardyard.formats.torch import single as torch_single
 
     return (
         deepspeed.FORMAT,

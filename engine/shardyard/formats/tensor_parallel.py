@@ -15,13 +15,13 @@ from pathlib import Path
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, StoredObject, Tensor, Usage
 from shardyard.errors import COPY_AGAIN, ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
-from shardyard.formats import torch_single
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Entry, Folder
 from shardyard.formats.pickles import attribute, lookup, pairs
-from shardyard.formats.tensors import TensorValue
-from shardyard.formats.torch_file import TorchFile, open_torch
-from shardyard.formats.torch_text import describe
+from shardyard.formats.torch import single as torch_single
+from shardyard.formats.torch.file import TorchFile, open_torch
+from shardyard.formats.torch.tensors import TensorValue
+from shardyard.formats.torch.text import describe
 from shardyard.text import printable
 
 _MEGATRON_FOLDER = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")

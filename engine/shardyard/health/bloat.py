@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Tensor
 from shardyard.findings import Finding, Severity
-from shardyard.formats.sharing import StorageUse, analyse
+from shardyard.formats.torch.sharing import StorageUse, analyse
 from shardyard.health.words import listing, share, size
 
 _KINDS = (CheckpointKind.TORCH, CheckpointKind.TORCH_SHARDED, CheckpointKind.LORA)

@@ -9,7 +9,7 @@ from pathlib import Path
 from shardyard.checkpoint import Checkpoint, CheckpointKind
 from shardyard.findings import Finding, Severity
 from shardyard.formats.folder import Folder
-from shardyard.formats.index_file import INDEX_NAME, SHARD_NAME
+from shardyard.formats.hugging_face.index_file import INDEX_NAME, SHARD_NAME
 from shardyard.health.words import listing
 
 HUB_KINDS = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardyard.checkpoint import Checkpoint
 from shardyard.findings import Finding
-from shardyard.formats.pickle_globals import unsafe_findings
+from shardyard.formats.pickles.globals import unsafe_findings
 
 TRAINERS = frozenset(
     {"deepspeed", "transformers", "accelerate", "megatron", "lightning", "pytorch_lightning", "lightning_fabric", "verl"}

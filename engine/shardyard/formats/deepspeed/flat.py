@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from shardyard.dtypes import DType
 from shardyard.errors import DamagedError
-from shardyard.formats.tensors import TensorValue
-from shardyard.formats.torch_file import TorchFile
+from shardyard.formats.torch.file import TorchFile
+from shardyard.formats.torch.tensors import TensorValue
 from shardyard.layouts import EvenRuns, Layout, OneRun, Runs
 from shardyard.pieces import Record
 from shardyard.text import printable

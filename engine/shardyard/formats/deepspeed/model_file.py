@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from shardyard.formats.deepspeed.flat import Shape, layout_error
 from shardyard.formats.deepspeed.state_dicts import read_state_dict
 from shardyard.formats.pickles import integers, lookup, pairs, sequence
-from shardyard.formats.tensors import TensorValue
-from shardyard.formats.torch_file import TorchFile
+from shardyard.formats.torch.file import TorchFile
+from shardyard.formats.torch.tensors import TensorValue
 from shardyard.text import printable
 
 Shapes = dict[str, Shape]

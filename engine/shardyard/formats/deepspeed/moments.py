@@ -15,8 +15,8 @@ from shardyard.formats.deepspeed.model_file import Shapes
 from shardyard.formats.deepspeed.ranks import RankSet
 from shardyard.formats.deepspeed.zero import Rename, Vectors, walk
 from shardyard.formats.pickles import lookup, pairs, sequence
-from shardyard.formats.tensors import TensorValue
-from shardyard.formats.torch_file import TorchFile, open_torch
+from shardyard.formats.torch.file import TorchFile, open_torch
+from shardyard.formats.torch.tensors import TensorValue
 
 Moments = list[list[dict[str, FlatVector]]]
 """Of one rank: by group, by piece, by name such as `exp_avg`."""

@@ -15,7 +15,7 @@ from shardyard.formats.deepspeed.reading import Reading, are, listed
 from shardyard.formats.deepspeed.step import Step, catalogue, read_models
 from shardyard.formats.folder import Folder
 from shardyard.formats.same_files import same_content
-from shardyard.formats.torch_text import describe
+from shardyard.formats.torch.text import describe
 from shardyard.text import printable
 
 

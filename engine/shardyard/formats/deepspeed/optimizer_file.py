@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shardyard.formats.deepspeed.flat import FlatVector, flat_vector, layout_error
 from shardyard.formats.deepspeed.model_file import MOST_RANKS, Shapes, shape_groups, single_dict
 from shardyard.formats.pickles import Call, integers, lookup, pairs, sequence
-from shardyard.formats.torch_file import TorchFile
+from shardyard.formats.torch.file import TorchFile
 from shardyard.text import printable
 
 

@@ -26,7 +26,7 @@ from shardyard.formats.deepspeed.step import Step
 from shardyard.formats.deepspeed.weights import Stored, assemble, same_views
 from shardyard.formats.deepspeed.zero_step import rebuild
 from shardyard.formats.pickles import lookup, pairs, sequence
-from shardyard.formats.tensors import TensorValue
+from shardyard.formats.torch.tensors import TensorValue
 from shardyard.text import printable
 
 Layers = dict[int, dict[str, Tensor]]

@@ -15,7 +15,7 @@ from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed.names import other_place
 from shardyard.formats.folder import Entry
-from shardyard.formats.torch_file import TorchFile, open_torch
+from shardyard.formats.torch.file import TorchFile, open_torch
 from shardyard.text import printable
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.pickles import attribute, pairs
-from shardyard.formats.tensors import Broken, CompositeValue, TensorValue, WrapperValue
-from shardyard.formats.torch_file import TorchFile
+from shardyard.formats.torch.file import TorchFile
+from shardyard.formats.torch.tensors import Broken, CompositeValue, TensorValue, WrapperValue
 from shardyard.text import printable
 
 MOST_NAME = 4096

@@ -25,8 +25,8 @@ from shardyard.formats.deepspeed.zero import unknown
 from shardyard.formats.deepspeed.zero_step import stored_names
 from shardyard.formats.folder import Entry, Folder
 from shardyard.formats.pickles import lookup
-from shardyard.formats.tensors import TensorValue
-from shardyard.formats.torch_file import open_torch
+from shardyard.formats.torch.file import open_torch
+from shardyard.formats.torch.tensors import TensorValue
 from shardyard.layouts import OneRun
 from shardyard.text import printable
 

@@ -20,7 +20,7 @@ from shardyard.formats.deepspeed.step import Step
 from shardyard.formats.deepspeed.weights import Stored, same_views
 from shardyard.formats.deepspeed.zero_step import stored_names
 from shardyard.formats.pickles import lookup, pairs, sequence
-from shardyard.formats.tensors import TensorValue
+from shardyard.formats.torch.tensors import TensorValue
 from shardyard.layouts import OneRun
 from shardyard.text import printable
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardyard.errors import UnsupportedError
-from shardyard.formats import zip_layout
+from shardyard.formats.torch import zip_layout
 from shardyard.operations.merge.state_pickle import pickle_state_dict
 from shardyard.operations.merge.written import Whole, Written
 from shardyard.text import printable

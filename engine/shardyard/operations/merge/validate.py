@@ -10,9 +10,9 @@ from shardyard.errors import JobError, ShardyardError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks
 from shardyard.formats.pickles import Dict
-from shardyard.formats.safetensors_file import read_header
-from shardyard.formats.tensors import TensorValue
-from shardyard.formats.torch_file import open_torch
+from shardyard.formats.safetensors.file import read_header
+from shardyard.formats.torch.file import open_torch
+from shardyard.formats.torch.tensors import TensorValue
 from shardyard.formats.zip_directory import Window, read_directory
 from shardyard.operations.merge.ledger import Done
 from shardyard.operations.merge.outputs import OutputFile

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from shardyard.errors import DamagedError, JobError
 from shardyard.files import FileHandles
-from shardyard.formats.safetensors_file import open_safetensors
-from shardyard.formats.safetensors_header import Entry, parse
+from shardyard.formats.safetensors.file import open_safetensors
+from shardyard.formats.safetensors.header import Entry, parse
 from shardyard.operations import gather
 from shardyard.operations.shrink.meter import Meter, Output, equal_ranges
 from shardyard.text import printable

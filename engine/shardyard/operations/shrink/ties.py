@@ -15,7 +15,7 @@ from shardyard.errors import CheckpointError
 from shardyard.files import FileHandles
 from shardyard.formats.declared_ties import declared_ties
 from shardyard.formats.folder import Folder
-from shardyard.formats.index_file import MOST_INDEX_BYTES, SHARD_NAME
+from shardyard.formats.hugging_face.index_file import MOST_INDEX_BYTES, SHARD_NAME
 from shardyard.formats.model_config import find_config
 from shardyard.formats.sniff import Content, sniff_file
 from shardyard.operations.shrink.meter import Meter, equal_ranges

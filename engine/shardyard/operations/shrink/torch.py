@@ -14,16 +14,17 @@ from shardyard.dtypes import BY_NAME
 from shardyard.errors import DamagedError, JobError, UnsupportedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks
-from shardyard.formats import graphs, pickle_writer, zip_layout
 from shardyard.formats.declared_ties import declared_ties
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import find_config
 from shardyard.formats.pickles import Call, no_collection
-from shardyard.formats.tensors import StorageRef, TensorValue
-from shardyard.formats.torch_container import TorchFile
-from shardyard.formats.torch_file import open_torch
-from shardyard.formats.torch_rewrite import WORTHWHILE, NewStorage, Rewrite, plan_rewrite
-from shardyard.formats.torch_views import FROM_TYPE, arguments_of, named_calls, value_of
+from shardyard.formats.pickles import writer as pickle_writer
+from shardyard.formats.torch import graphs, zip_layout
+from shardyard.formats.torch.container import TorchFile
+from shardyard.formats.torch.file import open_torch
+from shardyard.formats.torch.rewrite import WORTHWHILE, NewStorage, Rewrite, plan_rewrite
+from shardyard.formats.torch.tensors import StorageRef, TensorValue
+from shardyard.formats.torch.views import FROM_TYPE, arguments_of, named_calls, value_of
 from shardyard.formats.zip_directory import DEFLATED, DeflatedRecord, deflated_record_of, record_of
 from shardyard.layouts import OneRun, Strided
 from shardyard.operations import gather

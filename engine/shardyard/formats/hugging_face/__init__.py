@@ -1,0 +1,1 @@
+"""Weights as model hubs lay them out: one file, or shards with an index."""

@@ -1,0 +1,1 @@
+"""Folders with one torch file a rank, each with its share of every tensor."""

@@ -1,0 +1,1 @@
+"""The safetensors format itself: header, checks, tensors."""
