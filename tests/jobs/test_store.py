@@ -88,7 +88,8 @@ def test_ids_sort_by_time_and_are_found_by_their_ends(tmp_path: Path) -> None:
 
 def test_the_worker_is_in_a_session_of_its_own_and_outlives_its_parent_and_a_hang_up(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from shardyard.jobs import launch, store; from shardyard.jobs.folder import Spec; from support import fake_worker\n"
+        "import os, signal, sys; from shardyard.jobs import launch, store; from support import fake_worker\n"
+        "from shardyard.jobs.folder import Spec\n"
         "from shardyard.jobs.folder import Spec\n"
         "launch.WORKER = fake_worker.COMMAND\n"
         f"job = store.create(Spec('count', ('/',), {str(tmp_path / 'out')!r}, {{'steps': 40, 'wait': 0.03}}))\n"
