@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from shardyard.errors import COPY_AGAIN, DamagedError, UsageError
+from shardyard.errors import COPY_AGAIN, DamagedError, NoRoomError, ShardyardError, UsageError
 from shardyard.text import printable
 
 
@@ -118,14 +118,24 @@ class FileHandles:
         with self._lock:
             handle = self._open.get(path)
             if handle is None:
-                handle = _Handle(open_regular(path), self._lock)
-                self._open[path] = handle
+                handle = self._open[path] = _Handle(self._descriptor(path), self._lock)
                 while len(self._open) > self._most:
                     self._open.popitem(last=False)[1].retire()
             else:
                 self._open.move_to_end(path)
             handle.users += 1
             return handle
+
+    def _descriptor(self, path: str) -> int:
+        """Open a file; where the process has no descriptor left, handles that nobody reads through are given back."""
+        try:
+            return open_regular(path)
+        except NoRoomError:
+            idle = next((p for p, h in self._open.items() if h.users == 0), None)
+            if idle is None:
+                raise
+            self._open.pop(idle).retire()
+        return self._descriptor(path)
 
 
 class Spool:
@@ -224,14 +234,23 @@ def open_regular(path: str, *, follow: bool = True) -> int:
     return fd
 
 
-def _cannot_read(path: str, error: OSError) -> DamagedError | UsageError:
+def _cannot_read(path: str, error: OSError) -> ShardyardError:
     name = printable(os.path.basename(path)) or printable(path)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return NoRoomError(
+            f"{name} cannot be opened: this process may open no more files.", path=path, remedy="Raise the limit (ulimit -n)."
+        )
+    if error.errno == errno.ENOMEM:
+        return NoRoomError(
+            f"{name} cannot be read: no memory is left.", path=path, remedy="Use fewer --workers, or a larger node."
+        )
     if error.errno == errno.ENOENT:
         return UsageError(f"There is no file {name}.", path=path)
     if error.errno == errno.ELOOP:
         return DamagedError(f"{name} is a symbolic link that is not followed here.", code="wrong-type", path=path)
     if error.errno in (errno.EACCES, errno.EPERM):
-        return DamagedError(f"{name} cannot be read: permission denied.", code="unsupported", path=path)
+        text, remedy = f"{name} cannot be read: permission denied.", "Change its mode (chmod u+r), or ask its owner."
+        return DamagedError(text, code="unsupported", path=path, remedy=remedy)
     reason = os.strerror(error.errno) if error.errno else str(error)
     return DamagedError(f"{name} cannot be read: {reason}.", code="corrupt", path=path)
 

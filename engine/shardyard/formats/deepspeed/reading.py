@@ -10,7 +10,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
 
 from shardyard.checkpoint import FileEntry
-from shardyard.errors import COPY_AGAIN, Cancelled, DamagedError, ShardyardError
+from shardyard.errors import COPY_AGAIN, Cancelled, DamagedError, NoRoomError, ShardyardError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed.names import other_place
@@ -45,7 +45,7 @@ class Reading:
             return None
         try:
             file = open_torch(self.options.handles, entry.path)
-        except Cancelled:
+        except (Cancelled, NoRoomError):
             raise
         except ShardyardError as error:
             remedy = "" if error.remedy == COPY_AGAIN else error.remedy
