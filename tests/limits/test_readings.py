@@ -224,11 +224,3 @@ def test_priority_is_lowered_outside_a_batch_job_only() -> None:
     here = os.nice(0)
     assert run() == [max(here, manners.NICE), 3]
     assert run(SLURM_JOB_ID="7")[0] == here
-
-
-def test_whether_threads_start_is_tried_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    assert manners.threads_can_start(3)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
-    assert not manners.threads_can_start(1)

@@ -14,10 +14,6 @@ from shardyard.limits import quota
 from shardyard.limits.quota import Quota
 from shardyard.text import printable
 
-_PSEUDO = {
-    "proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "securityfs", "debugfs", "tracefs", "bpf", "pstore",
-    "hugetlbfs", "configfs", "fusectl", "autofs", "binfmt_misc", "efivarfs", "rpc_pipefs", "nsfs", "squashfs",
-}  # fmt: skip
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -99,15 +95,6 @@ def _mount(folder: Path) -> tuple[str, str, str]:
             kind, device = after.split()[:2]
             best = (at, kind, device)
     return best
-
-
-def mounts() -> list[str]:
-    """Mount points of file systems that hold files (not proc, sysfs and their like)."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return ["/"]
-    return list(dict.fromkeys(line.split()[4] for line in lines if line.partition(" - ")[2].split()[0] not in _PSEUDO))
 
 
 class Meter:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import threading
 from collections.abc import Mapping, MutableMapping
 
 from shardyard.limits import readings
@@ -59,24 +58,6 @@ def _given_by_slurm(environment: Mapping[str, str]) -> int:
     given = environment.get("SLURM_CPUS_PER_TASK") or (environment.get("SLURM_CPUS_ON_NODE") if alone else "1")
     in_job = environment.get("SLURM_JOB_ID")
     return int(given) if in_job and given and given.isdigit() else MOST_WORKERS
-
-
-def threads_can_start(count: int) -> bool:
-    """Whether `count` more threads can be started now; a limit on processes shows only when one is reached."""
-    gate = threading.Event()
-    started = []
-    try:
-        for _ in range(count):
-            thread = threading.Thread(target=gate.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-        return True
-    except (RuntimeError, MemoryError):
-        return False
-    finally:
-        gate.set()
-        for thread in started:
-            thread.join()
 
 
 def leave_time_to_stop(grace_s: int = 3) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,27 @@ class Progress:
     written: int
     item: str
     """The tensor or file at hand."""
+
+
+class Counter:
+    """The bytes that several threads have read, told as one number."""
+
+    def __init__(self, context: Context, total: int) -> None:
+        self.context = context
+        self.total = total
+        self.done = 0
+        self._lock = threading.Lock()
+
+    def add(self, nbytes: int, item: str) -> None:
+        """Tell of more bytes.
+
+        Raises:
+            Cancelled: somebody asked to stop.
+        """
+        self.context.check()
+        with self._lock:
+            self.done += nbytes
+        self.context.progress(Progress(min(self.done, self.total), self.total, self.done, 0, item))
 
 
 class Context:

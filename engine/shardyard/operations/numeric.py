@@ -6,6 +6,7 @@ narrowed with one rounding to nearest even.  Types whose values nobody can compu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -234,3 +235,8 @@ def _top_bit(bits: Array) -> np.unsignedinteger:
 def by_name(name: str) -> DType:
     """A dtype that is certain to be in the table."""
     return BY_NAME[name]
+
+
+def number(value: float | int) -> float | int | str:
+    """A number that JSON can hold: what is not finite becomes text."""
+    return value if isinstance(value, int) or math.isfinite(value) else str(value)

@@ -21,7 +21,7 @@ from shardyard.findings import Finding, Severity
 from shardyard.operations import gather
 from shardyard.operations.bounds import refuse_endless
 from shardyard.operations.compare.suggestions import same_bytes
-from shardyard.operations.context import Context, Progress
+from shardyard.operations.context import Context, Counter
 from shardyard.operations.numeric import CHUNK, elements, keep_freed_memory, largest_finite, numeric, wide, words
 from shardyard.operations.parallel import default_workers, spread
 from shardyard.text import printable
@@ -113,23 +113,15 @@ def scan(checkpoint: Checkpoint, context: Context | None = None, workers: int = 
     keep_freed_memory()
     tensors = {n: t for n, t in checkpoint.tensors.items() if t.layout is not None}
     refuse_endless(tensors.values())
-    total = sum(t.nbytes for t in tensors.values())
+    counter = Counter(context, sum(t.nbytes for t in tensors.values()))
     result = Scan(shapes={n: t.shape for n, t in tensors.items()})
     seen: dict[str, Seen] = {}
-    done = 0
     lock = threading.Lock()
 
     with FileHandles() as handles:
 
         def do(tensor: Tensor) -> None:
-            def watch(n: int) -> None:
-                nonlocal done
-                context.check()
-                with lock:
-                    done += n
-                context.progress(Progress(done, total, done, 0, tensor.name))
-
-            found = look(tensor, handles, watch)
+            found = look(tensor, handles, lambda n: counter.add(n, tensor.name))
             with lock:
                 seen[tensor.name] = found
 

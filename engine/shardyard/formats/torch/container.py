@@ -36,8 +36,6 @@ class Reading:
     """Keep every call as it is, for a graph that is to be written again; only storages are recognised."""
     declared: dict[str, StorageRef] = field(default_factory=dict)
     """The first mention of each storage key."""
-    mentions: int = 0
-    """How often a storage was mentioned; each tensor object mentions its own once."""
 
     @property
     def collapse(self) -> Mapping[str, Collapse]:
@@ -56,7 +54,6 @@ class Reading:
                 if prefix:
                     value.key = prefix + value.key
                 declared.setdefault(value.key, value)
-                self.mentions += 1
             return value
 
         return hook

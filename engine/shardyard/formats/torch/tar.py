@@ -43,7 +43,6 @@ def open_tar(handles: FileHandles, window: Window, reading: Reading) -> TorchFil
             value = tensors.get(key)
             if value is None and key in known:
                 return known[key]
-            reading.mentions += 1
             return value if value is not None else Persistent(pid, as_text=False)
 
         main = Stream(handles, members["pickle"])

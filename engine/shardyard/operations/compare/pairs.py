@@ -17,7 +17,7 @@ from shardyard.checkpoint import Tensor
 from shardyard.files import FileHandles
 from shardyard.operations import gather
 from shardyard.operations.compare.tally import Compare, Tally, Tolerance, comparison, same
-from shardyard.operations.numeric import CHUNK, element_bytes, elements
+from shardyard.operations.numeric import CHUNK, element_bytes, elements, number
 from shardyard.operations.rounding import SIXTEEN, Rounding, Roundings, siblings
 
 UNIT = 16 << 20
@@ -282,11 +282,6 @@ def numbers(pair: Pair, tally: Tally | None) -> dict[str, Any]:
         figures["place"] = place(argmax if largest else tally.first, pair.a.shape)
         figures["powers"] = {str(power): n for power, n in sorted(tally.powers.items())}
     return figures
-
-
-def number(value: float | int) -> float | int | str:
-    """A number that JSON can hold: what is not finite becomes text."""
-    return value if isinstance(value, int) or math.isfinite(value) else str(value)
 
 
 def place(index: int, shape: tuple[int, ...]) -> list[int]:

@@ -19,8 +19,7 @@ from shardyard.checkpoint import Tensor
 from shardyard.dtypes import DType, Kind
 from shardyard.files import FileHandles
 from shardyard.operations import gather
-from shardyard.operations.compare.pairs import number
-from shardyard.operations.numeric import CHUNK, by_name, elements, float_format, numeric, ordered, unordered, wide, words
+from shardyard.operations.numeric import CHUNK, by_name, elements, float_format, number, numeric, ordered, unordered, wide, words
 from shardyard.operations.statistics.quantiles import Selection, interpolation
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)

@@ -13,7 +13,7 @@ from shardyard.checkpoint import Checkpoint, Tensor
 from shardyard.errors import IncompleteError, UsageError
 from shardyard.files import FileHandles
 from shardyard.operations.bounds import refuse_endless
-from shardyard.operations.context import Context, Progress
+from shardyard.operations.context import Context, Counter
 from shardyard.operations.names import matching
 from shardyard.operations.numeric import keep_freed_memory
 from shardyard.operations.parallel import default_workers, spread
@@ -61,23 +61,15 @@ def stats(checkpoint: Checkpoint, options: StatsOptions | None = None, context: 
     tensors = _selected(checkpoint, part, options.select)
     refuse_endless(tensors)
     keep_freed_memory()
-    total = sum(t.nbytes * statistics.passes(t) for t in tensors)
+    counter = Counter(context, sum(t.nbytes * statistics.passes(t) for t in tensors))
     rows: dict[str, dict[str, Any]] = {}
-    done = 0
     lock = threading.Lock()
     out = open(context.folder / ROWS, "w", encoding="ascii") if context.folder is not None else None  # noqa: SIM115
     try:
         with FileHandles() as handles:
 
             def do(tensor: Tensor) -> None:
-                def watch(n: int) -> None:
-                    nonlocal done
-                    context.check()
-                    with lock:
-                        done += n
-                    context.progress(Progress(min(done, total), total, done, 0, tensor.name))
-
-                row = statistics.describe(tensor, handles, watch)
+                row = statistics.describe(tensor, handles, lambda n: counter.add(n, tensor.name))
                 if options.slice is not None:
                     row["slice"] = slices.read(tensor, options.slice, handles)
                 with lock:
