@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from shardyard.cli import streams
 from shardyard.errors import JobError, NoRoomError, UsageError
 from shardyard.limits.system import refusal
+from support.checkpoints import fixture_root
 from support.command import last_line, shardyard
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -96,3 +97,8 @@ def test_refusals_of_the_system_say_what_to_do() -> None:
     assert isinstance(refusal(PermissionError(13, "", "/closed/x")), UsageError)
     assert refusal(OSError(5, "", "/disk/x")).message == "/disk/x cannot be used: Input/output error."
     assert isinstance(refusal(OSError(5, ""), "/job"), JobError)
+
+
+def test_what_cannot_be_seen_is_said_in_the_plan(tmp_path: Path) -> None:
+    done = shardyard("merge", fixture_root() / "dcp" / "hf_sharded_w3" / "ckpt", "-o", tmp_path / "out", "--dry-run")
+    assert done.returncode == 0 and "\nnote     No shard says how many there were" in done.stdout

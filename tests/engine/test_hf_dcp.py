@@ -57,7 +57,8 @@ def values(checkpoint: Checkpoint, name: str) -> bytes:
 
 def test_parts_become_whole_tensors(tmp_path: Path) -> None:
     checkpoint = open_folder(save(tmp_path))
-    assert (checkpoint.kind, checkpoint.world_size, checkpoint.findings) == (CheckpointKind.HF_DCP, 3, [])
+    assert (checkpoint.kind, checkpoint.world_size) == (CheckpointKind.HF_DCP, 3)
+    assert [(f.code, f.sure, f.blocks) for f in checkpoint.findings] == [("unknown-extent", False, Blocks.NOTHING)]
     assert values(checkpoint, "w") == WEIGHT.tobytes()
     assert values(checkpoint, "norm") == NORM.tobytes()
     # How many ranks there were is written nowhere: it is not said to be checked.
@@ -87,11 +88,41 @@ def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
 
 
 def test_equal_parts_are_copies(tmp_path: Path) -> None:
-    for shard in (1, 2):
-        write(tmp_path, shard, {"w": ((0, 0), WEIGHT)})
+    write(tmp_path, 1, {"w": ((0, 0), WEIGHT)})
+    write(tmp_path, 2, {"w": ((0, 0), WEIGHT), "norm": ((0,), NORM)})
     checkpoint = open_folder(tmp_path)
     assert checkpoint.complete
     assert len(checkpoint.tensors["w"].replicas) == 1
+
+
+def test_a_shard_that_adds_nothing_may_be_anothers_copy(tmp_path: Path) -> None:
+    first = save(tmp_path) / "shard-00001-model-00001-of-00001.safetensors"
+    (tmp_path / "shard-00003-model-00001-of-00001.safetensors").write_bytes(first.read_bytes())
+    found = find(open_folder(tmp_path), "duplicate-copy")
+    assert found.blocks is Blocks.UNLESS_ALLOWED and "shard-00003" in found.message and "shard-00001" in found.message
+
+
+def write_two_files(folder: Path) -> Path:
+    """Three ranks, two output files: `w` and its norm in the first, `v` in the second."""
+    tall = np.arange(12 * 4, dtype=np.float32).reshape(12, 4)
+    for rank in range(3):
+        for number, name in ((1, "w"), (2, "v")):
+            path = write(folder, rank + 1, {name: ((4 * rank, 0), tall[4 * rank : 4 * rank + 4])})
+            path.rename(folder / path.name.replace("00001-of-00001", f"0000{number}-of-00002"))
+    return folder
+
+
+def test_a_rank_that_has_only_some_of_its_files_is_missed(tmp_path: Path) -> None:
+    assert open_folder(write_two_files(tmp_path)).complete
+    (tmp_path / "shard-00003-model-00002-of-00002.safetensors").unlink()
+    found = find(open_folder(tmp_path), "missing-shard")
+    assert found.blocks is Blocks.UNLESS_ALLOWED and found.tensors == ("v",) and "Shard 3 has no file numbered 2" in found.message
+
+
+def test_a_shard_under_another_files_number_is_refused(tmp_path: Path) -> None:
+    other = write_two_files(tmp_path) / "shard-00001-model-00001-of-00002.safetensors"
+    (tmp_path / "shard-00003-model-00002-of-00002.safetensors").write_bytes(other.read_bytes())
+    assert find(open_folder(tmp_path), "renamed-file").blocks is Blocks.MERGE
 
 
 def test_a_shard_that_does_not_say_where_its_parts_belong_is_refused(tmp_path: Path) -> None:

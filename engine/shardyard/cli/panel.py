@@ -103,8 +103,14 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     ]
     lines = [f"{label:<9}{text}" for label, text in rows if text]
     lines += [f"{'note':<9}{printable(str(note))}" for note in plan.get("notes", ())]
-    lines += [f"{f['severity']:<9}{printable(str(f['message']))}" for f in plan.get("findings", ()) if f["severity"] != "info"]
-    return lines
+    return lines + [
+        _finding_line(f) for f in plan.get("findings", ()) if f["severity"] != "info" or f.get("certainty") == "likely"
+    ]
+
+
+def _finding_line(finding: Mapping[str, Any]) -> str:
+    label = "note" if finding["severity"] == "info" else finding["severity"]
+    return f"{label:<9}{printable(str(finding['message']))}"
 
 
 def _source(plan: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ reaches, so parts must fill it, and the shard numbers must have no gap.  That th
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from shardyard.errors import COPY_AGAIN, Cancelled, DamagedError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.coverage import Block, flaw
+from shardyard.formats.dcp.shard_gaps import SHARD, Shards
 from shardyard.formats.dcp.values import step_in_name
 from shardyard.formats.folder import Folder
 from shardyard.formats.model_config import find_config
@@ -26,7 +26,6 @@ from shardyard.layouts import Boxes
 from shardyard.pieces import Piece, Record, box, row_major
 from shardyard.text import printable
 
-_SHARD = re.compile(r"shard-(\d{1,9})-.+-\d{1,9}-of-\d{1,9}\.safetensors")
 _INFO = "DCP_SHARDING_INFO"
 _MOST_NAMED = 20
 
@@ -53,7 +52,7 @@ class HfDcp:
 
     def recognise(self, folder: Folder, unclaimed: Mapping[str, None]) -> Iterable[Candidate]:
         """By names alone."""
-        names = tuple(n for n in unclaimed if n in folder.files and _SHARD.fullmatch(n))
+        names = tuple(n for n in unclaimed if n in folder.files and SHARD.fullmatch(n))
         if names:
             yield Candidate(self, folder, folder.path, CheckpointKind.HF_DCP, names)
 
@@ -76,7 +75,7 @@ class HfDcp:
         parts = _read(checkpoint, candidate, options)
         tensors = {name: _tensor(name, of_name) for name, of_name in parts.items()}
         checkpoint.parts["model"] = Part("model", tensors, model=True)
-        numbers = {int(m[1]) for name in candidate.files if (m := _SHARD.fullmatch(name))}
+        numbers = {int(m[1]) for name in candidate.files if (m := SHARD.fullmatch(name))}
         checkpoint.world_size = max(numbers)
         _check(checkpoint, tensors, sorted(set(range(1, max(numbers) + 1)) - numbers), max(numbers))
         usage = checkpoint.usage
@@ -91,6 +90,7 @@ FORMAT = HfDcp()
 
 def _read(checkpoint: Checkpoint, candidate: Candidate, options: OpenOptions) -> dict[str, _Parts]:
     found: dict[str, _Parts] = {}
+    shards = Shards()
     metadata: dict[str, str] = {}
     for number, name in enumerate(sorted(candidate.files)):
         if options.cancelled():
@@ -100,8 +100,9 @@ def _read(checkpoint: Checkpoint, candidate: Candidate, options: OpenOptions) ->
         file = _open(checkpoint, name, candidate.folder.files[name].path, options)
         if file is not None:
             metadata.update({k: v for k, v in file.metadata.items() if k != _INFO})
-            _add(found, file, name, _offsets(checkpoint, file, name))
+            shards.blocks[name] = _add(found, file, name, _offsets(checkpoint, file, name))
     checkpoint.metadata = metadata
+    checkpoint.findings += shards.findings()
     return found
 
 
@@ -132,7 +133,9 @@ def _numbers(value: object) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def _add(found: dict[str, _Parts], file: SafetensorsFile, name: str, offsets: dict[str, tuple[int, ...]]) -> None:
+def _add(found: dict[str, _Parts], file: SafetensorsFile, name: str, offsets: dict[str, tuple[int, ...]]) -> dict[str, Block]:
+    """Add a file's parts to their tensors; returns their places."""
+    places: dict[str, Block] = {}
     for key, tensor in file.tensors.items():
         parts = found.setdefault(key, _Parts(tensor.dtype))
         at = offsets.get(key)
@@ -146,6 +149,8 @@ def _add(found: dict[str, _Parts], file: SafetensorsFile, name: str, offsets: di
             continue
         entry = file.header.entries[key]
         parts.blocks.setdefault((at, tensor.shape), []).append((file.record, entry.begin))
+        places[key] = (at, tensor.shape)
+    return places
 
 
 def _tensor(name: str, parts: _Parts) -> Tensor:
