@@ -45,6 +45,15 @@ class Finding:
     """False: likely, not certain."""
     blocks: Blocks = Blocks.NOTHING
 
+    def brief(self) -> dict[str, str]:
+        """As plans have it."""
+        return {
+            "code": self.code,
+            "severity": self.severity.value,
+            "certainty": "sure" if self.sure else "likely",
+            "message": self.message,
+        }
+
     def to_json(self) -> dict[str, object]:
         """As reports and events have it: CONTRACT section 3."""
         return {

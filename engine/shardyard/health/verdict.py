@@ -168,7 +168,7 @@ def _incomplete(checkpoint: Checkpoint, blocking: list[Finding]) -> str:
         return f"Only a piece of a model. {_sentence(worst)}"
     here = sum(t.layout is not None for t in facts.model_tensors(checkpoint).values())
     if missing and worst in missing:
-        more = f" ({len(blocking) - 1} more findings)" if len(blocking) > 1 else ""
+        more = f" ({plural(len(blocking) - 1, 'more finding')})" if len(blocking) > 1 else ""
         return f"Not the whole model; {plural(here, 'tensor')} can be read. {_sentence(worst)}{more}"
     return f"Damaged or unclear, so it is not merged: {_lower(_sentence(worst))}"
 

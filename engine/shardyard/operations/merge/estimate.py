@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from shardyard.checkpoint import Tensor
@@ -62,8 +61,8 @@ def _checked(plan: Plan) -> bool:
     return plan.options.verify != "none" and any(w.tensor.copy16 is not None for f in plan.files for w in f.tensors)
 
 
-def summarise(plan: Plan, kind: str, places: Mapping[str, str]) -> None:
-    """Fill the plan's summary."""
+def summary(plan: Plan, kind: str) -> dict[str, Any]:
+    """The plan as it is shown."""
     written = [w for f in plan.files for w in f.tensors]
     threads = workers(plan.options.workers, plan.units)
     spooled = sum(r.nbytes for r in plan.spool)
@@ -72,7 +71,7 @@ def summarise(plan: Plan, kind: str, places: Mapping[str, str]) -> None:
     for w in written:
         dtypes[w.dtype.name] = dtypes.get(w.dtype.name, 0) + 1
     checkpoint, selection = plan.checkpoint, plan.selection
-    summary: dict[str, Any] = {
+    return {
         "schema": 1,
         "sources": [str(checkpoint.path)],
         "kind": checkpoint.kind.value,
@@ -101,11 +100,10 @@ def summarise(plan: Plan, kind: str, places: Mapping[str, str]) -> None:
         "adapters": {folder: len(taken) for folder, taken in selection.adapters.items()},
         "frozen_left_out": len(selection.frozen_left_out),
         "from_elsewhere": _notes(written),
-        "findings": [{"code": f.code, "severity": f.severity.value, "message": f.message} for f in plan.findings],
+        "findings": [f.brief() for f in plan.findings],
         "verify": plan.options.verify,
         "hash": plan.hash,
     }
-    plan.summary = summary
 
 
 def _notes(written: list[Written]) -> list[dict[str, str]]:

@@ -76,7 +76,7 @@ def _plan(
     used = list(dict.fromkeys(r.path for r in records if not isinstance(r, InlineRecord)))
     if not resuming:
         check_free(place, overwrite=options.overwrite, sources=[*used, str(checkpoint.path)])
-    files, places = _lay_out(chosen, place, options, kind)
+    files = _lay_out(chosen, place, options, kind)
     plan = Plan(
         place,
         options,
@@ -95,7 +95,7 @@ def _plan(
     plan.hash = hash_of(plan, kind)
     if not place.single:
         plan.files.append(marker(plan))
-    estimate.summarise(plan, kind, places)
+    plan.summary = estimate.summary(plan, kind)
     _check_room(plan)
     return plan
 
@@ -107,10 +107,8 @@ def _output_format(place: Place, options: MergeOptions) -> str:
     return said or options.format or "safetensors"
 
 
-def _lay_out(
-    chosen: contents.Contents, place: Place, options: MergeOptions, kind: str
-) -> tuple[list[OutputFile], dict[str, str]]:
-    """The weight files and, where there are several, the index; and which file holds which name."""
+def _lay_out(chosen: contents.Contents, place: Place, options: MergeOptions, kind: str) -> list[OutputFile]:
+    """The weight files and, where there are several, the index."""
     most = None if place.single else options.max_shard_size
     shards = _shards(chosen, most)
     stem, ending = ("model", ".safetensors") if kind == "safetensors" else ("pytorch_model", ".bin")
@@ -137,7 +135,7 @@ def _lay_out(
     if len(shards) > 1:
         index = index_file(f"{stem}{ending}.index.json", sum(w.nbytes for w in chosen.written), places)
         files.append(index)
-    return files, places
+    return files
 
 
 def _adapter_files(chosen: contents.Contents, place: Place) -> list[OutputFile]:
@@ -206,7 +204,7 @@ def _check_room(plan: Plan) -> None:
     )
     tight = preflight.check(need)
     plan.findings += tight
-    plan.summary["findings"] += [{"code": f.code, "severity": f.severity.value, "message": f.message} for f in tight]
+    plan.summary["findings"] += [f.brief() for f in tight]
 
 
 def _already_written(folder: Path) -> int:

@@ -125,7 +125,7 @@ class ShrinkPlan:
             "disk": {"needed": self.needed, "free": room.room, "path": printable(str(room.folder))},
             "complete": True,
             "notes": report_lines([row_of(f) for f in self.looked_at]),
-            "findings": [{"code": f.code, "severity": f.severity.value, "message": f.message} for f in self.findings],
+            "findings": [f.brief() for f in self.findings],
         }
 
 
