@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Role
-from shardyard.findings import Blocks
+from shardyard.findings import Blocks, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
 from shardyard.formats.folder import Folder
@@ -211,7 +211,7 @@ def write_universal(folder: Path, run: ZeroRun, *, shaped: bool = True) -> Path:
         path.unlink()
     for name, values in run.values.items():
         place = tag / "zero" / name
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
         write_torch(place / "fp32.pt", dictionary(cat_dim=0, param=whole(values)) if shaped else whole(values.reshape(-1)))
     write_torch(tag / "zero" / "optimizer_state.pt", dictionary(zero_stage=run.stage))
     (folder / "latest").rename(folder / "latest_universal")
@@ -234,6 +234,27 @@ def test_a_universal_folder_without_one_weight_is_not_whole(tmp_path: Path) -> N
     (tag / "zero" / "b.bias" / "fp32.pt").unlink()
     found = open_root(tmp_path)
     assert codes(found, Blocks.UNLESS_ALLOWED) == {"missing-tensor"} and found.tensors["b.bias"].layout is None
+
+
+def test_universal_weights_with_a_slash_in_their_name_lie_in_folders_of_folders(tmp_path: Path) -> None:
+    run = ZeroRun(2, 2, [{"heads.x-y/z.weight": (3, 2), "heads.x-y": (4,)}])
+    write_universal(tmp_path, run)
+    options = OpenOptions()
+    found = open_root(tmp_path, options=options)
+    assert found.mergeable, found.findings
+    assert differences(found.tensors, run.answers(), options.handles) == []
+
+
+def test_a_universal_moment_that_is_damaged_is_a_name_without_data(tmp_path: Path) -> None:
+    tag = write_universal(tmp_path, ZeroRun(2, 2, [WEIGHTS]))
+    write_torch(tag / "zero" / "a.weight" / "exp_avg.pt", dictionary(param=whole(np.zeros(WEIGHTS["a.weight"], np.float32))))
+    (tag / "zero" / "b.bias" / "exp_avg.pt").write_bytes(b"")
+    found = open_root(tmp_path)
+    assert found.mergeable and not found.findings
+    moments = found.parts["optimizer"].tensors
+    assert moments["a.weight.exp_avg"].layout is not None
+    assert moments["b.bias.exp_avg"].layout is None and moments["b.bias.exp_avg"].shape == WEIGHTS["b.bias"]
+    assert [f.severity for f in found.findings] == [Severity.WARNING]
 
 
 def test_a_universal_weight_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed.names import other_place
 from shardyard.formats.folder import Entry
-from shardyard.formats.torch.file import TorchFile, open_torch
+from shardyard.formats.torch.file import TorchFile, check_whole, open_torch
 from shardyard.text import printable
 
 
@@ -65,6 +65,14 @@ class Reading:
             )
         self.findings.extend(replace(f, paths=(self.prefix + printable(entry.name),)) for f in file.findings)
         return file
+
+    def check(self, entry: Entry) -> None:
+        """A warning if a file that nothing is needed from was not written to its end."""
+        try:
+            check_whole(self.options.handles, entry.path)
+        except DamagedError as error:
+            remedy = "Nothing that is merged is in it; training needs it."
+            self.add(error.code, Severity.WARNING, error.problem, remedy, paths=[entry.name], nbytes=entry.nbytes)
 
     def damaged(self, code: str, message: str, entry: Entry, remedy: str = "") -> None:
         """A file that cannot be used."""

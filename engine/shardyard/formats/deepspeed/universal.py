@@ -17,6 +17,7 @@ from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed import frozen, split
 from shardyard.formats.deepspeed.flat import Shape, layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile
+from shardyard.formats.deepspeed.moments import without_data
 from shardyard.formats.deepspeed.names import FileKind
 from shardyard.formats.deepspeed.reading import listed
 from shardyard.formats.deepspeed.step import Step, read_models
@@ -29,6 +30,8 @@ from shardyard.formats.torch.file import open_torch
 from shardyard.formats.torch.tensors import TensorValue
 from shardyard.layouts import OneRun
 from shardyard.text import printable
+
+_DEEPEST = 16
 
 
 def fill(step: Step) -> None:
@@ -110,12 +113,15 @@ def _refuse_round_robin(step: Step, model: ModelFile) -> None:
             return
 
 
-def _weight_files(zero: Folder, name: str) -> Iterator[tuple[str, Entry]]:
-    """(path relative to the step, file) of all parameters' files of one name."""
+def _weight_files(zero: Folder, file: str, above: str = "") -> Iterator[tuple[str, Entry]]:
+    """(parameter, file) of all parameters' files of one name; a `/` in a parameter's name makes a folder in a folder."""
     for folder in zero.folders:
-        entry = zero.sub(folder).files.get(name)
+        inner = zero.sub(folder)
+        entry = inner.files.get(file)
         if entry is not None:
-            yield f"zero/{folder}/{name}", entry
+            yield above + folder, entry
+        if inner.folders and above.count("/") < _DEEPEST:
+            yield from _weight_files(inner, file, f"{above}{folder}/")
 
 
 def _masters(step: Step, wanted: dict[str, Shape], stored: Stored) -> tuple[dict[str, Tensor], list[FileEntry]]:
@@ -125,8 +131,8 @@ def _masters(step: Step, wanted: dict[str, Shape], stored: Stored) -> tuple[dict
     tensors: dict[str, Tensor] = {}
     entries: list[FileEntry] = []
     reading.to_read = reading.done + len(wanted)
-    for path, entry in _weight_files(zero, "fp32.pt"):
-        name = path.split("/", 2)[1]
+    for name, entry in _weight_files(zero, "fp32.pt"):
+        path = f"zero/{name}/fp32.pt"
         entries.append(FileEntry(reading.prefix + path, entry.nbytes, "masters+optimizer"))
         used = name in wanted or (not wanted and name not in (stored.buffers or ()) and name not in stored.shared)
         if not used:
@@ -172,11 +178,18 @@ def _moments(step: Step) -> dict[str, Tensor]:
     zero = step.files.folder.sub("zero")
     found: dict[str, Tensor] = {}
     for key in ("exp_avg", "exp_avg_sq"):
-        for path, entry in _weight_files(zero, f"{key}.pt"):
-            name = path.split("/", 2)[1]
-            opened = open_torch(step.reading.options.handles, entry.path)
-            value = lookup(opened.root, "param", opened.root)
-            if isinstance(value, TensorValue):
-                tensor = opened.tensor(f"{name}.{key}", value, Role.OPTIMIZER)
+        for weight, entry in _weight_files(zero, f"{key}.pt"):
+            tensor = _moment(step, f"{weight}.{key}", entry, like=step.parts["masters"].tensors.get(weight))
+            if tensor is not None:
                 found[tensor.name] = tensor
     return found
+
+
+def _moment(step: Step, name: str, entry: Entry, like: Tensor | None) -> Tensor | None:
+    try:
+        opened = open_torch(step.reading.options.handles, entry.path)
+        value = lookup(opened.root, "param", opened.root)
+        return opened.tensor(name, value, Role.OPTIMIZER) if isinstance(value, TensorValue) else None
+    except DamagedError as error:
+        step.reading.add(error.code, Severity.WARNING, f"{printable(name, 80)}: {error.message}", nbytes=entry.nbytes)
+        return without_data(name, like, error)

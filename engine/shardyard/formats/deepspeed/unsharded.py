@@ -15,6 +15,7 @@ from shardyard.errors import DamagedError
 from shardyard.formats.deepspeed import moe
 from shardyard.formats.deepspeed.flat import flat_vector
 from shardyard.formats.deepspeed.model_file import ModelFile
+from shardyard.formats.deepspeed.moments import without_data
 from shardyard.formats.deepspeed.names import FileKind
 from shardyard.formats.deepspeed.step import Step
 from shardyard.formats.deepspeed.weights import Stored, same_views
@@ -130,5 +131,8 @@ def _moments(model: ModelFile, owners: Sequence[Tensor]) -> dict[str, Tensor]:
         head = owners[position].name if len(entries) == len(owners) else f"state.{index if isinstance(index, int) else position}"
         for key, value in pairs(values) or ():
             if isinstance(key, str) and isinstance(value, TensorValue) and value.shape:
-                found[f"{head}.{key}"] = model.file.tensor(f"{head}.{key}", value, Role.OPTIMIZER)
+                try:
+                    found[f"{head}.{key}"] = model.file.tensor(f"{head}.{key}", value, Role.OPTIMIZER)
+                except DamagedError as error:
+                    found[f"{head}.{key}"] = without_data(f"{head}.{key}", value, error)
     return found

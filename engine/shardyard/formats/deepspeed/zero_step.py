@@ -175,14 +175,35 @@ def _stored(step: Step, model: ModelFile | None, ranks: RankSet, stage: int) -> 
     found.shared = model.shared or {}
     found.left_out = frozen.left_out(model, stage)
     frozen.report_left_out(reading, model, stage)
+    others = [f for f in zero_files if f.name != model.name and f.data_rank < ranks.world]
     try:
         if stage < 3:
             found.frozen = frozen.whole(model)
         elif model.frozen:
-            found.frozen = frozen.cut(_all_models(step, model, zero_files, ranks.world))
+            found.frozen = frozen.cut(_all_models(step, model, others, ranks.world))
     except DamagedError as error:
         reading.refuse(error)
+    if stage == 3:
+        _check_others(step, model, others)
     return found
+
+
+def _check_others(step: Step, model: ModelFile, others: list[StepFile]) -> None:
+    """The other stage-3 model files: part of a whole step also where nothing is needed from them."""
+    first = next((f.data_rank for f in step.files.of(FileKind.ZERO_MODEL) if f.name == model.name), 0)
+    if not model.frozen:
+        # Those before the first that can be read were tried and told of.
+        for file in others:
+            if file.data_rank > first:
+                step.reading.check(file.entry)
+    if first and model.buffers:
+        step.reading.add(
+            "missing-metadata",
+            Severity.WARNING,
+            f"Buffers are those of rank {first} ({printable(model.name)}), since the file of rank 0 cannot be read; what a rank "
+            "gathers by itself, such as running means, differs from rank to rank.",
+            paths=[model.name],
+        )
 
 
 def stored_names(reading: Reading, model: ModelFile, stage: int) -> dict[str, Tensor | None]:
@@ -212,11 +233,10 @@ def stored_names(reading: Reading, model: ModelFile, stage: int) -> dict[str, Te
     return found
 
 
-def _all_models(step: Step, model: ModelFile, files: list[StepFile], world: int) -> list[ModelFile | None]:
+def _all_models(step: Step, model: ModelFile, others: list[StepFile], world: int) -> list[ModelFile | None]:
     """The model files of all ranks: only frozen weights of stage 3 need them."""
-    others = [f for f in files if f.name != model.name and f.data_rank < world]
     by_rank = read_models(step, others)
-    for file in files:
+    for file in step.files.of(FileKind.ZERO_MODEL):
         if file.name == model.name:
             by_rank[file.data_rank] = model
     return [by_rank.get(r) for r in range(world)]

@@ -13,7 +13,10 @@ from shardyard.formats.torch.legacy import BarePickle, open_legacy
 from shardyard.formats.torch.tar import open_tar
 from shardyard.formats.torch.tensors import StorageRef
 from shardyard.formats.torch.zip import open_zip
-from shardyard.formats.zip_directory import Window, read_member
+from shardyard.formats.zip_directory import Window, read_directory, read_member
+
+_END = 22
+"""Bytes of a zip's end record without a comment."""
 
 
 def open_torch(
@@ -43,4 +46,18 @@ def open_torch(
     raise not_a_checkpoint(path, seen)
 
 
-__all__ = ["BarePickle", "StorageRef", "TorchFile", "open_torch", "read_member", "view_layout"]
+def check_whole(handles: FileHandles, path: str) -> None:
+    """Look whether a file that nothing is needed from was written to its end: of a zip that torch wrote, its last bytes tell.
+
+    Raises:
+        DamagedError: it is no torch file, or it was cut short.
+    """
+    window = Window(path, 0, handles.size(path))
+    seen = sniff(handles.read(path, 0, min(HEAD, window.nbytes)), window.nbytes)
+    if seen.content is not Content.ZIP:
+        open_torch(handles, path, window)
+    elif window.nbytes < _END or not handles.read(path, window.nbytes - _END, _END).startswith(b"PK\x05\x06"):
+        read_directory(handles, window)
+
+
+__all__ = ["BarePickle", "StorageRef", "TorchFile", "check_whole", "open_torch", "read_member", "view_layout"]
