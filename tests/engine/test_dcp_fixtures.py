@@ -281,6 +281,16 @@ def test_fsdp1_flat_shards_are_explained_and_not_merged() -> None:
     assert checkpoint.tensors["layers.0._flat_param"].shape == (90,)
 
 
+def test_ties_of_verl_are_those_of_the_model() -> None:
+    tied = 0
+    for case in cases("dcp", "verl_fsdp2"):
+        groups = json.loads((case / "expected.json").read_text())["tied_groups"]
+        found = [tie.names for tie in open_folder(case / "global_step_2/actor").ties]
+        assert sorted(map(sorted, found)) == sorted(map(sorted, groups)), case.name
+        tied += len(found)
+    assert tied
+
+
 def test_unmerged_lora_is_told() -> None:
     checkpoint = open_folder(cases("dcp", "verl_fsdp2_lora_w2")[0] / "global_step_2/actor")
     assert "lora-unmerged" in {f.code for f in checkpoint.findings}

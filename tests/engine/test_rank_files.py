@@ -279,3 +279,22 @@ def test_many_ranks_open_in_time_that_grows_with_their_number(tmp_path: Path) ->
     assert checkpoint.mergeable
     assert math.prod(checkpoint.tensors["w"].shape) == WEIGHT.size
     assert values(checkpoint) == WEIGHT.tobytes()
+
+
+def test_names_of_one_storage_in_every_file_are_tied(tmp_path: Path) -> None:
+    for rank in range(2):
+        shared, other = row_sharded(rank, 2), row_sharded(rank, 2)
+        state = {"lm_head.weight": shared, "model.embed_tokens.weight": shared, "copy": other}
+        write_rank(verl(tmp_path, rank, 2), state)
+    checkpoint = open_folder(tmp_path)
+    (tie,) = checkpoint.ties
+    assert tie.names == ("model.embed_tokens.weight", "lm_head.weight") and tie.source == "storage"
+    assert checkpoint.usage.weights == 2 * WEIGHT.nbytes and checkpoint.usage.wasted == 0
+    assert values(checkpoint, "lm_head.weight") == WEIGHT.tobytes()
+
+
+def test_names_that_are_one_storage_in_one_file_alone_are_not_tied(tmp_path: Path) -> None:
+    for rank in range(2):
+        shared = row_sharded(rank, 2)
+        write_rank(verl(tmp_path, rank, 2), {"a": shared, "b": shared if rank else row_sharded(rank, 2)})
+    assert open_folder(tmp_path).ties == []

@@ -6,9 +6,10 @@ encoders and decoders that follow `shared`, and the biases of masked-language he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 
+from shardyard.checkpoint import Tie
 from shardyard.formats.model_config import ties_embeddings
 
 EMBEDDINGS = (
@@ -46,6 +47,12 @@ _BIASES = {"predictions.decoder.bias": "predictions.bias", "lm_head.decoder.bias
 def embedding_rank(name: str) -> int | None:
     """How likely a name is the input embedding that owns a tie, 0 first; None if it is no embedding."""
     return next((rank for rank, ending in enumerate(EMBEDDINGS) if ends_with(name, ending)), None)
+
+
+def owner_first(names: Sequence[str]) -> Tie:
+    """A tie by storage: the input embedding owns it, else the first in the file's order."""
+    owner = min(names, key=lambda n: (embedding_rank(n) is None, embedding_rank(n) or 0, names.index(n)))
+    return Tie((owner, *(n for n in names if n != owner)), "storage")
 
 
 def ends_with(name: str, ending: str) -> bool:

@@ -10,7 +10,7 @@ from shardyard.checkpoint import CheckpointKind, Composite, Tensor, Tie
 from shardyard.errors import COPY_AGAIN, ShardyardError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
-from shardyard.formats.declared_ties import embedding_rank
+from shardyard.formats.declared_ties import owner_first
 from shardyard.formats.hugging_face.index_file import link_leaves
 from shardyard.formats.safetensors.file import open_safetensors
 from shardyard.formats.sniff import Content, sniff_file
@@ -84,9 +84,3 @@ def _take_torch(shard: Shard, handles: FileHandles, path: str) -> None:
     shard.weights = sum(u.touched for u in uses)
     shard.wasted = found.stored - shard.weights
     shard.ties = [owner_first(tuple(group)) for use in uses for group in use.ties]
-
-
-def owner_first(names: tuple[str, ...]) -> Tie:
-    """A tie by storage: the input embedding owns it, else the first in the file's order."""
-    owner = min(names, key=lambda n: (embedding_rank(n) is None, embedding_rank(n) or 0, names.index(n)))
-    return Tie((owner, *(n for n in names if n != owner)), "storage")

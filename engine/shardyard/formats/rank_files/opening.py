@@ -127,7 +127,7 @@ class _Opening:
             {},
             None,
             step=step_in_name(self.folder),
-            checked={"headers", "ranks", "shapes"},
+            checked={"headers", "ranks", "shapes", "ties"},
         )
 
     def open(self) -> Checkpoint:
@@ -282,8 +282,10 @@ class _Opening:
         checkpoint.objects += model.objects.values()
         checkpoint.globals = dict(model.globals)
         checkpoint.findings += model.findings
-        checkpoint.usage.weights = sum(t.nbytes for t in tensors.values() if t.layout is not None)
-        checkpoint.usage.wasted += max(0, model.bytes_used - checkpoint.usage.weights)
+        checkpoint.ties = model.ties()
+        aliases = {name for tie in checkpoint.ties for name in tie.names[1:]}
+        checkpoint.usage.weights = sum(t.nbytes for n, t in tensors.items() if t.layout is not None and n not in aliases)
+        checkpoint.usage.wasted += max(0, model.bytes_once(checkpoint.ties) - checkpoint.usage.weights)
         flat = [name for name in tensors if _FLAT.fullmatch(name)]
         if flat:
             checkpoint.kind = CheckpointKind.FSDP_LOCAL

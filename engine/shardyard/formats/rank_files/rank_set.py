@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shardyard.checkpoint import Role, StoredObject, Tensor
+from shardyard.checkpoint import Role, StoredObject, Tensor, Tie
 from shardyard.dtypes import DType, unknown
 from shardyard.errors import DamagedError, ShardyardError, UnsupportedError
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.coverage import Block, flaw
+from shardyard.formats.declared_ties import owner_first
 from shardyard.formats.pickles import integers, pairs, sequence, text_of
 from shardyard.formats.rank_files.shares import LocalBlock, Share, ShareReader
 from shardyard.formats.torch.file import TorchFile
@@ -129,6 +130,20 @@ class RankSet:
                 )
             )
         return found
+
+    def ties(self) -> list[Tie]:
+        """Names that every rank's file holds as one view of one storage."""
+        groups: dict[object, list[str]] = {}
+        for name, stored in self.stored.items():
+            if stored.blocks and not stored.problem:
+                places = frozenset((block, tuple(pieces)) for block, pieces in stored.blocks.items())
+                groups.setdefault((stored.dtype.name, stored.shape, places), []).append(name)
+        return [owner_first(names) for names in groups.values() if len(names) > 1]
+
+    def bytes_once(self, ties: Iterable[Tie]) -> int:
+        """Bytes of all ranks' shares, tied ones once."""
+        again = (name for tie in ties for name in tie.names[1:])
+        return self.bytes_used - sum(p.nbytes for n in again for pieces in self.stored[n].blocks.values() for p in pieces)
 
     def _tensor(self, name: str, stored: _Stored, *, flat_state: bool) -> tuple[Tensor, str]:
         note, code = stored.problem, "unknown-layout" if stored.problem else ""

@@ -26,7 +26,7 @@ from shardyard.errors import COPY_AGAIN, CheckpointError, DamagedError
 from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import Candidate, OpenOptions
-from shardyard.formats.declared_ties import embedding_rank
+from shardyard.formats.declared_ties import owner_first
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import no_collection
 from shardyard.formats.pickles.globals import unsafe_findings
@@ -322,17 +322,10 @@ def _aside(role: Role) -> Role:
 
 
 def _ties(tensors: Collection[Tensor]) -> list[Tie]:
-    found = []
     counts = Counter(t.storage.key for t in tensors if t.storage is not None)
-    for use in sharing.analyse(t for t in tensors if t.storage is not None and counts[t.storage.key] > 1):
-        for view in use.views:
-            if len(view.holders) > 1 and 0 not in view.shape:
-                # The input embedding owns a tie, else the first in the file's order.
-                ranks = {name: embedding_rank(name) for name in view.holders}
-                owners = sorted((r, i) for i, r in enumerate(ranks.values()) if r is not None)
-                owner = view.holders[owners[0][1] if owners else 0]
-                found.append(Tie((owner, *(n for n in view.holders if n != owner)), "storage"))
-    return found
+    uses = sharing.analyse(t for t in tensors if t.storage is not None and counts[t.storage.key] > 1)
+    views = (view for use in uses for view in use.views)
+    return [owner_first(view.holders) for view in views if len(view.holders) > 1 and 0 not in view.shape]
 
 
 def _add(names: Names, more: Names, label: str) -> None:
