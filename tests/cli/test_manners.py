@@ -77,11 +77,14 @@ def test_an_empty_path_is_not_the_current_folder(words: list[str], model: Path, 
     [
         (["merge"], "Following arguments are required: SRC, -o/--output; see shardyard merge --help."),
         (["merge", "a", "-o", "b", "--workers", "0"], "--workers: '0' is no number of at least 1; see shardyard merge --help."),
+        (["compare", "a", "b", "--rtol", "x"], "--rtol: 'x' is no number from 0 on; see shardyard compare --help."),
+        (["jobs", "show", ""], "No job's ID was given; see: shardyard jobs list"),
+        (["export", "{}", "-o", "x", "--like", "/nowhere/base"], "There is no /nowhere/base, which --like names."),
         (["compare", "a", "b", "--workers", "-2"], "--workers: '-2' is no number of at least 1; see shardyard compare --help."),
     ],
 )
-def test_wrong_arguments_are_one_sentence(words: list[str], sentence: str) -> None:
-    done = shardyard(*words)
+def test_wrong_arguments_are_one_sentence(words: list[str], sentence: str, model: Path, tmp_path: Path) -> None:
+    done = shardyard(*(w.format(model) for w in words), cwd=tmp_path, SHARDYARD_STATE=str(tmp_path / "state"))
     assert (done.returncode, done.stdout, done.stderr.strip()) == (2, "", sentence)
 
 

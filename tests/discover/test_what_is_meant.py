@@ -13,6 +13,7 @@ from shardyard.errors import CheckpointError, UsageError
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.library import merge
+from shardyard.operations.inspect import report
 from support.checkpoints import fixture_root
 
 ZERO2 = "z2_w2_bf16"
@@ -90,3 +91,14 @@ def test_a_closed_step_folder_is_not_taken_for_none(tmp_path: Path, monkeypatch:
     with pytest.raises(UsageError, match=r"global_step7 cannot be listed.*give the path of .*safetensors itself"):
         find(root)
     assert find(next(root.glob("*.safetensors"))).files
+
+
+def test_a_report_of_a_step_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(fixture_root() / "deepspeed" / "z2_w2_tags", tmp_path / "run", ignore=shutil.ignore_patterns("expected*"))
+    shutil.copytree(fixture_root() / "files" / "a1_llama_safetensors", tmp_path / "model")
+    with pytest.raises(UsageError, match=r"no step nope in .*steps here: final-α, global_step2, global_step3"):
+        report(tmp_path, tag="nope")
+    with pytest.raises(UsageError, match="nothing here has steps"):
+        report(tmp_path / "model", tag="nope")
+    tags = {c["path"]: c["tag"] for c in report(tmp_path, tag="global_step3")["checkpoints"]}
+    assert tags["run"] == "global_step3" and tags["model"] is None

@@ -256,7 +256,7 @@ def test_a_refusal_on_the_node_ends_the_job_with_its_own_sentence_and_exit_code(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"partition": "nope"}, "Slurm refused the job: .*partition"),
+        ({"partition": "nope"}, r"Slurm refused the job \(.*partition.*without --slurm"),
         ({"output": "/x"}, "cannot take output"),
         ({"bad key": "1"}, "cannot take bad key"),
         ({"tasks": "none"}, "tasks= takes a number"),

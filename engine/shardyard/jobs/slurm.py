@@ -66,7 +66,8 @@ def submit(job: JobFolder, attempt: int) -> None:
         command = ["sbatch", "--parsable", f"--job-name=shardyard-{job.spec.verb}", "--output=log.txt", "--open-mode=append"]
         done = _run([*command, "--requeue", f"--chdir={job.folder}", *options, str(script)])
         if done.returncode != 0:
-            raise UsageError(f"Slurm refused the job: {_last_line(done.stderr)}")
+            said = _last_line(done.stderr).rstrip(".")
+            raise UsageError(f"Slurm refused the job ({said}); change --slurm's settings, or run it here without --slurm.")
     except ShardyardError as error:
         job.end(State.FAILED, error_event(error))
         raise

@@ -166,6 +166,8 @@ def refresh(jobs: Sequence[Job]) -> None:
 
 def find(name: str) -> Job:
     """The job with this ID, or with the only ID that starts or ends so."""
+    if not name:
+        raise UsageError("No job's ID was given; see: shardyard jobs list")
     every = jobs()
     matches = [job for job in every if job.id == name] or [
         job for job in every if job.id.startswith(name) or job.id.endswith(name)

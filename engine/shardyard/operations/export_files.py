@@ -6,6 +6,7 @@ A loader follows config.json and not the weights, so its dtype keys are set to w
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ _NEVER = re.compile(r".*\.(?:safetensors|bin|pt|pth|ckpt|distcp|index\.json)|tra
 def side_folders(checkpoint: Checkpoint, like: Path | None) -> list[Path]:
     """Where side files may lie, the likeliest first: the base model alone, if one was named."""
     if like is not None:
+        if not os.path.lexists(like):
+            raise UsageError(f"There is no {printable(str(like))}, which --like names.", path=str(like))
         return [like if like.is_dir() else like.parent]
     own = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     folders = [checkpoint.config_folder] if checkpoint.config_folder is not None else []

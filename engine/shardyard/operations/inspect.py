@@ -7,17 +7,18 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NoReturn, TypedDict
 
 from shardyard import discover, health
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Tensor
 from shardyard.discover import Look, Visit
-from shardyard.errors import ShardyardError
+from shardyard.errors import ShardyardError, UsageError
 from shardyard.files import FileHandles
 from shardyard.formats.candidate import Candidate, OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.health import facts
 from shardyard.operations.context import Context
+from shardyard.text import printable
 
 SCHEMA = 1
 CHECKS = ("headers", "ranks", "shapes", "ties", "crc", "values")
@@ -58,6 +59,8 @@ def report(
     for candidate in candidates:
         context.check()
         found.append(asked.describe(candidate))
+    if tag is not None and all(c["tag"] != tag for c in found):
+        _refuse_tag(tag, found, given[0])
     root = given[0] if given else Path(".")
     if not found and len(given) == 1:
         bare = discover.config_only(Folder(root))
@@ -70,6 +73,14 @@ def report(
         other={"files": len(others), "bytes": sum(others)},
         problems=problems,
     )
+
+
+def _refuse_tag(tag: str, found: Sequence[Json], root: Path) -> NoReturn:
+    """A step that was asked for and is nowhere: an answer about another one would not be what was asked."""
+    listed = (c["tags"] for c in found)
+    steps = sorted({printable(str(t)) for tags in listed if isinstance(tags, list) for t in tags})
+    known = f"steps here: {', '.join(steps)}" if steps else "nothing here has steps to choose from"
+    raise UsageError(f"There is no step {printable(tag, 80)} in {printable(str(root))}; {known}.", path=str(root))
 
 
 def _candidates(given: Sequence[Path], context: Context, problems: list[str]) -> tuple[list[Candidate], list[int]]:
@@ -110,17 +121,23 @@ class _Asked:
 
     def describe(self, candidate: Candidate) -> Json:
         """One checkpoint as JSON; what cannot be opened is described by its error."""
-        options = OpenOptions(tag=self.tag, cancelled=self.context.cancelled, handles=self.handles)
-        try:
-            checkpoint = discover.open_candidate(candidate, options)
-        except ShardyardError as error:
-            checkpoint = discover.unreadable(candidate, error)
+        checkpoint = self._open(candidate, self.tag)
         if self.deep:
             from shardyard.operations import deep
 
             checkpoint.findings.extend(deep.examine(checkpoint, self.handles, self.context))
             checkpoint.findings[:] = health.ordered(checkpoint.findings)
         return self.json(checkpoint)
+
+    def _open(self, candidate: Candidate, tag: str | None) -> Checkpoint:
+        options = OpenOptions(tag=tag, cancelled=self.context.cancelled, handles=self.handles)
+        try:
+            return discover.open_candidate(candidate, options)
+        except ShardyardError as error:
+            # Of several checkpoints in a tree, some have the step that was asked for.
+            if tag is not None and isinstance(error, UsageError):
+                return self._open(candidate, None)
+            return discover.unreadable(candidate, error)
 
     def json(self, checkpoint: Checkpoint) -> Json:
         model = facts.model_tensors(checkpoint)

@@ -86,7 +86,8 @@ def _difference(plan: Plan, found: dict[str, Any]) -> str:
     sources = found.get("sources", {})
     files = sorted(p for p in {*plan.sources, *sources} if plan.sources.get(p) != sources.get(p))
     if files:
-        return f"other sources ({printable(os.path.basename(files[0]))} has changed)"
+        there = files[0] in plan.sources and files[0] in sources
+        return f"other sources ({printable(os.path.basename(files[0]))} {'has changed' if there else 'is not in both'})"
     return "another layout"
 
 
