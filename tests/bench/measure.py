@@ -80,9 +80,8 @@ def watched(command: Sequence[str], out: Path) -> Usage:
 
 
 def _watch(pid: int, usage: Usage, ended: threading.Event) -> None:
-    moved: dict[int, tuple[int, int]] = {}
     while not ended.wait(POLL_S):
-        resident = anonymous = 0
+        resident = anonymous = read = written = 0
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(pid)
             for process in (root, *root.children(recursive=True)):
@@ -91,11 +90,11 @@ def _watch(pid: int, usage: Usage, ended: threading.Event) -> None:
                     resident += _field(status, "VmRSS:")
                     anonymous += _field(status, "RssAnon:")
                     counters = process.io_counters()
-                    moved[process.pid] = counters.read_chars, counters.write_chars
+                    read, written = read + counters.read_chars, written + counters.write_chars
         usage.peak_bytes = max(usage.peak_bytes, resident)
         usage.anonymous_bytes = max(usage.anonymous_bytes, anonymous)
-    usage.read_bytes = sum(r for r, _ in moved.values())
-    usage.written_bytes = sum(w for _, w in moved.values())
+        # A process that has waited for a child counts the child's bytes as its own.
+        usage.read_bytes, usage.written_bytes = max(usage.read_bytes, read), max(usage.written_bytes, written)
 
 
 def _field(status: str, name: str) -> int:

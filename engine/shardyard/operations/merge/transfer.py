@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from shardyard.operations.merge.low_rank import LowRank
 
 BLOCK = gather.BLOCK
+WRITE = 128 << 10
+"""Bytes a call writes. The kernel looks for runs of memory as long as the call; where they are scarce, a MiB took double time."""
 BATCH_S = 2.0
 BATCH_BYTES = 512 << 20
 MOST_STRIDED_BYTES = 64 << 20
@@ -343,4 +345,4 @@ def _scratch(nbytes: int) -> memoryview:
 def _write(fd: int, view: memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)
+        done += os.pwrite(fd, view[done : done + WRITE], offset + done)
