@@ -245,6 +245,12 @@ def test_universal_weights_with_a_slash_in_their_name_lie_in_folders_of_folders(
     assert differences(found.tensors, run.answers(), options.handles) == []
 
 
+def test_buffers_of_a_universal_folder_that_are_another_ranks_are_told_of(tmp_path: Path) -> None:
+    tag = write_universal(tmp_path, ZeroRun(3, 2, [WEIGHTS], buffers={"positions": (4,)}), shaped=False)
+    (tag / "zero_pp_rank_0_mp_rank_00_model_states.pt").write_bytes(b"")
+    assert any(f.message.startswith("Buffers are those of rank 1") for f in open_root(tmp_path).findings)
+
+
 def test_a_universal_moment_that_is_damaged_is_a_name_without_data(tmp_path: Path) -> None:
     tag = write_universal(tmp_path, ZeroRun(2, 2, [WEIGHTS]))
     write_torch(tag / "zero" / "a.weight" / "exp_avg.pt", dictionary(param=whole(np.zeros(WEIGHTS["a.weight"], np.float32))))

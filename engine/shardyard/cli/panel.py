@@ -160,7 +160,8 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         what = f": {result['tensors']} tensors, {size(result.get('bytes_written'))}, {len(files)} weight files" if files else ""
         lines = [printable(f"Wrote {result['out']}{what}.".replace(", 1 weight files", ", 1 weight file"))]
         if result.get("complete") is False:
-            lines.append(f"It is NOT complete; missing: {_some(result.get('missing') or ())}.")
+            missing = _some(result.get("missing") or ())
+            lines.append(f"It is NOT complete; missing: {missing}." if missing else "It is NOT complete: the plan says why.")
         if result.get("checked"):
             lines.append(f"Checked: {_checked(result['checked'])}.")
     if result.get("load"):

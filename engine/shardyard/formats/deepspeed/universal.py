@@ -23,7 +23,7 @@ from shardyard.formats.deepspeed.reading import listed
 from shardyard.formats.deepspeed.step import Step, read_models
 from shardyard.formats.deepspeed.weights import Stored, assemble
 from shardyard.formats.deepspeed.zero import unknown
-from shardyard.formats.deepspeed.zero_step import stored_names
+from shardyard.formats.deepspeed.zero_step import stored_names, tell_of_buffers
 from shardyard.formats.folder import Entry, Folder
 from shardyard.formats.pickles import lookup
 from shardyard.formats.torch.file import open_torch
@@ -51,6 +51,8 @@ def fill(step: Step) -> None:
             blocks=Blocks.MERGE,
         )
     else:
+        if stage_3:
+            tell_of_buffers(reading, model, min(models))
         step.world = (model.settings.data_ranks or 1) * max(1, model.settings.model_ranks or 1)
         stored = _stored(step, model, models, stage_3=stage_3)
         wanted = _wanted([model] if stage_3 else list(models.values()))

@@ -196,11 +196,16 @@ def _check_others(step: Step, model: ModelFile, others: list[StepFile]) -> None:
         for file in others:
             if file.data_rank > first:
                 step.reading.check(file.entry)
-    if first and model.buffers:
-        step.reading.add(
+    tell_of_buffers(step.reading, model, first)
+
+
+def tell_of_buffers(reading: Reading, model: ModelFile, rank: int) -> None:
+    """Each rank has buffers of its own; rank 0's are meant."""
+    if rank and model.buffers:
+        reading.add(
             "missing-metadata",
             Severity.WARNING,
-            f"Buffers are those of rank {first} ({printable(model.name)}), since the file of rank 0 cannot be read; what a rank "
+            f"Buffers are those of rank {rank} ({printable(model.name)}), since the file of rank 0 cannot be read; what a rank "
             "gathers by itself, such as running means, differs from rank to rank.",
             paths=[model.name],
         )
