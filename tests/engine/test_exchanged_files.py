@@ -55,6 +55,29 @@ def test_an_archive_that_was_written_without_a_name_is_not_judged(tmp_path: Path
     assert not any(f.code == "renamed-file" for f in open_checkpoint(case).findings)
 
 
+@pytest.mark.parametrize("nameless", [False, True])
+def test_one_file_under_two_ranks_names_is_refused(nameless: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("deepspeed")
+    folder = tmp_path / "case"
+    case = "z3_w2_bf16" if nameless else "z3_w2_legacyser"
+    shutil.copytree(fixture_root() / "deepspeed" / case, folder, ignore=shutil.ignore_patterns("expected*"))
+    first, second = sorted(folder.rglob("*optim_states.pt"))
+    if nameless:
+        state = torch.load(first, weights_only=False)
+        with first.open("wb") as file:
+            torch.save(state, file)
+    shutil.copy(first, second)
+    (finding,) = (f for f in open_checkpoint(folder).findings if f.code == "duplicate-copy")
+    assert finding.blocks is Blocks.MERGE and "over again" in finding.message and first.name in finding.message
+
+
+def test_ranks_of_nothing_but_padding_are_alike_and_whole() -> None:
+    for case in ("z3_w11_fp16", "z2_w11_bf16", "z2_w4_3groups_tiny", "z3_w2_legacyser"):
+        opened = open_checkpoint(fixture_root() / "deepspeed" / case)
+        assert opened.complete and not any(f.code == "duplicate-copy" for f in opened.findings)
+
+
 def test_an_expert_file_holds_its_own_expert(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     folder = tmp_path / "case"

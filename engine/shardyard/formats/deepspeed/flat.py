@@ -39,6 +39,11 @@ def layout_error(problem: str, path: str | None, remedy: str = "") -> DamagedErr
     return DamagedError(problem, code="unknown-layout", path=path, remedy=remedy)
 
 
+def mixed_error(problem: str, path: str | None) -> DamagedError:
+    """The refusal of files that do not fit together, each of which may be whole."""
+    return layout_error(problem, path, "Files of several ranks, steps or runs are mixed: copy the step again, or use another.")
+
+
 def flat_vector(file: TorchFile, value: object, what: str) -> FlatVector:
     """A stored tensor as a flat vector.
 
@@ -142,19 +147,18 @@ def partition_size(
     path = known[0][1].record.path
     size = _agreed_size([(p.numel, q) for _, p, q in known], total, count, keeps_padding=keeps_padding)
     if size is None or not total <= size * count:
-        raise layout_error(
+        raise mixed_error(
             f"{what}: its {count} parts hold {sum(p.numel for _, p, _ in known)} elements where its parameters need {total}.",
             path,
         )
     for index, piece, _ in known:
         needed = min(max(total - index * size, 0), size)
         if not needed <= piece.numel <= size:
-            raise layout_error(
-                f"{what}: part {index} holds {piece.numel} elements where {needed} to {size} are possible.", piece.record.path
-            )
+            possible = f"{needed} to {size} are possible" if needed < size else f"only {size} are possible"
+            raise mixed_error(f"{what}: part {index} holds {piece.numel} elements where {possible}.", piece.record.path)
     stored = [q for _, _, q in known if q is not None]
     if len(known) == count and len(stored) == count and size * count - total not in (sum(stored), stored[-1]):
-        raise layout_error(f"{what}: its stored paddings do not add up to {size * count - total}.", path)
+        raise mixed_error(f"{what}: its stored paddings do not add up to {size * count - total}.", path)
     return max(1, size)
 
 

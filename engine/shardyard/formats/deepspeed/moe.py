@@ -15,7 +15,7 @@ from shardyard.errors import DamagedError
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile, Shapes
 from shardyard.formats.deepspeed.names import FileKind, StepFile
-from shardyard.formats.deepspeed.reading import Reading, listed
+from shardyard.formats.deepspeed.reading import Reading, are, counted, listed
 from shardyard.formats.deepspeed.state_dicts import read_state_dict
 from shardyard.formats.deepspeed.step import Step
 from shardyard.formats.deepspeed.weights import Stored
@@ -118,7 +118,9 @@ def _report_missing(reading: Reading, files: Sequence[StepFile], model: ModelFil
         count = known or max((e for la, e in there if la == layer), default=-1) + 1
         missing += [_name(layer, e, files) for e in range(count) if (layer, e) not in there]
     if missing:
-        reading.missing("missing-shard", f"{len(missing)} expert files are not here: {listed(missing, 4)}.", missing)
+        reading.missing(
+            "missing-shard", f"{counted(len(missing), 'expert file')} {are(missing)} not here: {listed(missing, 4)}.", missing
+        )
 
 
 def _name(layer: int, expert: int, files: Sequence[StepFile]) -> str:

@@ -50,6 +50,8 @@ class OptimizerFile:
 
     tensors_nbytes: int
     """Bytes of all tensors in the file, moments included."""
+    named: bool
+    """Whether the archive inside bears the name of the file that was saved."""
 
     @property
     def masters_nbytes(self) -> int:
@@ -118,6 +120,7 @@ def read_optimizer_file(file: TorchFile) -> OptimizerFile:
         single_dict(top_shapes),
         fields.get("ds_zero_partition_groups") is not None,
         sum(record.nbytes for record in file.storages.values()),
+        file.saved_as is not None,
     )
 
 

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardyard.errors import DamagedError
+from shardyard.files import fingerprint
+from shardyard.findings import Blocks, Severity
 from shardyard.formats.deepspeed.names import StepFile
 from shardyard.formats.deepspeed.optimizer_file import OptimizerFile, read_optimizer_file
 from shardyard.formats.deepspeed.reading import Reading, are, counted, listed, numbered
+from shardyard.pieces import InlineRecord
 
 
 @dataclass(slots=True)
@@ -63,12 +66,43 @@ def load_ranks(reading: Reading, files: Sequence[StepFile], model_rank: int, sai
         world = max(opened, default=-1) + 1
     _report_stale(reading, opened, names, world)
     ranks = [_of_world(opened.get(r), world) for r in range(world)]
+    _refuse_doubles(reading, ranks)
     missing = [r for r in range(world) if r not in opened or (opened[r] is not None and ranks[r] is None)]
     if missing:
         lost = [_expected_name(files, model_rank, r) for r in missing]
         message = f"The optimizer files of {numbered('rank', missing)} of {world} are not here: {listed(lost, 4)}."
         reading.missing("missing-rank", message, lost)
     return RankSet(world, ranks)
+
+
+def _refuse_doubles(reading: Reading, ranks: Sequence[OptimizerFile | None]) -> None:
+    """One file under two ranks' names. Archives that were written without a name, and older files, show it by nothing else."""
+    seen: dict[object, OptimizerFile] = {}
+    for rank in ranks:
+        if rank is None or rank.named:
+            continue
+        found = fingerprint(reading.options.handles, rank.path)
+        first = seen.setdefault((found["bytes"], found["sha256"]), rank)
+        if first is not rank and _holds_something(reading, rank):
+            reading.add(
+                "duplicate-copy",
+                Severity.ERROR,
+                f"{rank.name} is {first.name} over again: one rank's part of the weights is missing.",
+                "Copy the step again from where it was written.",
+                paths=[rank.name, first.name],
+                blocks=Blocks.MERGE,
+            )
+
+
+def _holds_something(reading: Reading, rank: OptimizerFile) -> bool:
+    """Whether its masters are more than padding, which is alike on all ranks that have nothing else."""
+    handles = reading.options.handles
+    for vector in (v for pieces in rank.groups for v in pieces if v.numel):
+        head = min(vector.numel * vector.dtype.itemsize, 1 << 16)
+        record = vector.record
+        if isinstance(record, InlineRecord) or any(handles.read(record.path, record.locate(handles) + vector.offset, head)):
+            return True
+    return False
 
 
 def _expected_name(files: Sequence[StepFile], model_rank: int, rank: int) -> str:

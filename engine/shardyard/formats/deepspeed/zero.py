@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from shardyard.checkpoint import Role, Tensor
 from shardyard.dtypes import BY_NAME, DType
-from shardyard.formats.deepspeed.flat import Chain, Columns, FlatVector, Shape, layout_error, partition_size, share
+from shardyard.formats.deepspeed.flat import Chain, Columns, FlatVector, Shape, layout_error, mixed_error, partition_size, share
 from shardyard.formats.deepspeed.model_file import Shapes
 from shardyard.formats.deepspeed.optimizer_file import OptimizerFile
 from shardyard.formats.deepspeed.ranks import RankSet
@@ -69,7 +69,7 @@ def walk(ranks: RankSet, shapes: Sequence[Shapes], vectors: Sequence[Vectors], r
         yield from _walk_columns(first, shapes, vectors, ranks.world)
         return
     if len(shapes) != len(first.groups):
-        raise layout_error(
+        raise mixed_error(
             f"{printable(first.name)} has {len(first.groups)} groups where the shapes are of {len(shapes)}.", first.path
         )
     for group in range(len(shapes)):
@@ -133,7 +133,7 @@ def _walk_columns(first: OptimizerFile, shapes: Sequence[Shapes], vectors: Seque
     elif len(shapes) == len(columns):
         groups = [list(s.items()) for s in shapes]
     else:
-        raise layout_error(f"{first.name} has {len(columns)} groups where the model file has {len(shapes)}.", first.path)
+        raise mixed_error(f"{first.name} has {len(columns)} groups where the model file has {len(shapes)}.", first.path)
     for index, (column, dtype, length, members) in enumerate(zip(columns, dtypes, lengths, groups, strict=True)):
         start = 0
         for name, shape in members:
@@ -143,7 +143,7 @@ def _walk_columns(first: OptimizerFile, shapes: Sequence[Shapes], vectors: Seque
                 yield name, shape, column.layout(start, numel, dtype), dtype
             start += per
         if length is not None and start != length:
-            raise layout_error(
+            raise mixed_error(
                 f"group {index} of {printable(first.name)}: each rank holds {length} elements where its parameters need {start}.",
                 first.path,
             )
@@ -173,7 +173,7 @@ def _fill_in_order(
         while per and index < len(lengths) and filled == lengths[index]:
             index, filled = index + 1, 0
         if index == len(lengths):
-            raise layout_error(f"{first.name} holds fewer elements than its parameters need.", first.path)
+            raise mixed_error(f"{first.name} holds fewer elements than its parameters need.", first.path)
         groups[index].append((name, shape))
         filled += per
     return groups
@@ -208,4 +208,4 @@ def _same_layout(ranks: RankSet, first: OptimizerFile) -> None:
             len(first.groups),
         )
         if not same or (other.shapes is not None and other.shapes != first.shapes and not first.experts):
-            raise layout_error(f"{printable(other.name)} describes other groups than {printable(first.name)}.", other.path)
+            raise mixed_error(f"{printable(other.name)} describes other groups than {printable(first.name)}.", other.path)
