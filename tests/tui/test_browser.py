@@ -196,3 +196,22 @@ async def test_a_terminal_that_is_too_small_says_so() -> None:
         await it.pilot.resize_terminal(80, 24)
         await it.settle()
         assert it.rows[0].startswith(" shardyard")
+
+
+async def test_a_folder_that_is_a_checkpoint_itself_has_a_row() -> None:
+    found = checkpoints()
+    async with running(FakeEngine({ZERO3: found[ZERO3]}), path=ZERO3) as it:
+        assert it.page.browse.current.key == ZERO3
+        assert it.page.target_at_hand().path == ZERO3
+        await it.press("R")
+        assert it.page.target_at_hand().path == ZERO3
+        await it.press("full_stop", "full_stop")
+        assert it.page.browse.count == 1
+
+
+async def test_a_checkpoint_is_read_once_for_both_panes() -> None:
+    engine = FakeEngine()
+    async with running(engine) as it:
+        await it.press("j", "j", "j", "k")
+        opened = [a for a in engine.asked if a.startswith("open")]
+        assert len(opened) == len(set(opened)) == 5

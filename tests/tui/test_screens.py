@@ -301,7 +301,7 @@ async def test_a_name_that_is_only_tied_is_no_difference() -> None:
     async with running(size=(120, 32)) as it:
         await it.press("j", "c", "j", "c")
         tied = [{"name": "lm_head.weight", "in": "a", "equals": "model.embed_tokens.weight"}]
-        result = {"event": "result", "time": 2.0, "equal": True, "verdict": "The same.", "only_in_a": ["lm_head.weight"], "tied": tied}
+        result = {"event": "result", "time": 2.0, "equal": True, "only_in_a": ["lm_head.weight"], "tied": tied}
         it.engine.compared[it.engine.views[0].id] = [relation("model.norm.weight", "identical")]
         it.engine.replay(it.engine.views[0].id, [result])
         await it.look_at_jobs()

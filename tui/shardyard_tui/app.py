@@ -121,6 +121,9 @@ class ShardyardApp(textual_compat.Shell):
             parts.append(f"{plural(running, 'job')} running" if self.size.width >= 100 else plural(running, "job"))
         return "   ".join(parts)
 
+    def takes_key(self, event: events.Key) -> bool:
+        return self.page is not None and self.page.takes_key(event)
+
     @property
     def page(self) -> Page | None:
         """The screen in front, if it is one of ours."""
@@ -198,9 +201,9 @@ class ShardyardApp(textual_compat.Shell):
 
     # Actions that work everywhere
 
-    async def action_do(self, name: str) -> None:
+    def action_do(self, name: str) -> None:
         if self.page is not None:
-            await self.page.action_do(name)
+            self.page.action_do(name)
 
     def do_jobs(self) -> None:
         from shardyard_tui.screens.jobs import Jobs
@@ -241,14 +244,14 @@ class ShardyardApp(textual_compat.Shell):
     def do_quit(self) -> None:
         self.exit(0)
 
-    async def action_interrupt(self) -> None:
+    def action_interrupt(self) -> None:
         """Ctrl-C: the first stops what is being read, a second soon after quits."""
         if time.monotonic() - self._interrupted < 2:
             self.exit(130)
             return
         self._interrupted = time.monotonic()
         if self.page is not None:
-            await self.page.action_do("back")
+            self.page.action_do("back")
         self.say("Ctrl-C again quits; jobs go on.")
 
     def copy(self, text: str) -> None:

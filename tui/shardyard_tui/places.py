@@ -57,6 +57,8 @@ class Places:
     root: PlaceNode = field(init=False)
     by_path: dict[str, PlaceNode] = field(default_factory=dict)
     checkpoints: int = 0
+    itself: PlaceNode | None = None
+    """The root's own row, where the root is a checkpoint."""
 
     def __post_init__(self) -> None:
         self.root = Node(self.root_path, Place("folder", self.root_path, printable(os.path.basename(self.root_path)) or "/"))
@@ -67,11 +69,16 @@ class Places:
 
     def add(self, found: Found, *, opened: bool) -> PlaceNode:
         """A checkpoint, with the folders that lead to it; `opened`: whether new folders are shown open."""
-        node = self.by_path.get(found.path)
+        node = self.at(found.path)
         if node is None:
-            above = self._folder(os.path.dirname(found.path), opened)
-            node = self._insert(above, Place("checkpoint", found.path, printable(os.path.basename(found.path))))
-            node.is_open = False
+            name = printable(os.path.basename(found.path))
+            if found.path == self.root_path:
+                # The folder that was opened is a checkpoint itself: a row of its own, since the root is not one.
+                self.itself = node = Node(found.path, Place("checkpoint", found.path, name))
+                self.root.add(node)
+            else:
+                node = self._insert(self._folder(os.path.dirname(found.path), opened), Place("checkpoint", found.path, name))
+                node.is_open = False
         place = node.value
         if place.found is None:
             self.checkpoints += 1
@@ -81,6 +88,15 @@ class Places:
             node.parent.children.sort(key=_order)
         node.can_open = found.is_folder or bool(node.children)
         return node
+
+    def at(self, path: str) -> PlaceNode | None:
+        """The row of a path."""
+        return self.itself if path == self.root_path else self.by_path.get(path)
+
+    @property
+    def nodes(self) -> list[PlaceNode]:
+        """Every folder and checkpoint."""
+        return [*self.by_path.values(), *([self.itself] if self.itself is not None else [])]
 
     def _folder(self, path: str, opened: bool) -> PlaceNode:
         node = self.by_path.get(path)
@@ -123,7 +139,7 @@ class Places:
 
     def forget_files(self) -> None:
         """Take away everything that is neither a checkpoint nor leads to one."""
-        for node in list(self.by_path.values()):
+        for node in self.nodes:
             node.value.listed = False
             node.children[:] = [child for child in node.children if leads_somewhere(child)]
         self.by_path = {path: node for path, node in self.by_path.items() if node is self.root or leads_somewhere(node)}

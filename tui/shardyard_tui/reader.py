@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 KEPT = 2
 """Opened checkpoints kept for the next question about them."""
 MOST_PIECES = 200
+MOST_NAMED = 200
 MOST_STRETCHES = 20_000
 MOST_LISTED = 100_000
 TELL_S = 0.1
@@ -95,7 +96,7 @@ class Reader:
 
         yield Reading("headers")
         checkpoint = self._checkpoint(path, tag, fresh=True)
-        report = inspect.checkpoint_json(checkpoint)
+        report = shortened(inspect.checkpoint_json(checkpoint))
         stamp, owner = _saved(checkpoint)
         objects = tuple((o.name, o.text) for o in checkpoint.objects)
         yield Opened(path, report, tensor_table(checkpoint), stamp, owner, objects)
@@ -187,6 +188,16 @@ def _found(candidate: Any) -> Found:
         newest = max(newest, entry.mtime if entry is not None else 0.0)
     path = str(candidate.path)
     return Found(path, candidate.kind.value, candidate.nbytes, len(candidate.files), os.path.isdir(path), newest)
+
+
+def shortened(report: dict[str, Any]) -> dict[str, Any]:
+    """The report without what no screen can show: a finding about half a million tensors names the first of them."""
+    findings = []
+    for finding in report["findings"]:
+        tensors, paths = finding["tensors"], finding["paths"]
+        total = len(tensors) + len(paths)
+        findings.append({**finding, "tensors": tensors[:MOST_NAMED], "paths": paths[:MOST_NAMED], "named": total})
+    return {**report, "findings": findings, "tied": report["tied"][:MOST_NAMED]}
 
 
 def _listed(item: os.DirEntry[str]) -> Listed:

@@ -10,10 +10,9 @@ import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardyard_tui.filters import Filter, holds
-from shardyard_tui.units import natural
 
 _NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,8})(?![0-9])")
 
@@ -131,6 +130,13 @@ class Group:
         return "×".join(map(str, value)) or "scalar" if isinstance(value, tuple) else str(value)
 
 
+def _parts(name: str) -> tuple[Any, ...]:
+    """Texts and numbers in turn."""
+    parts: list[Any] = _NUMBER.split(name)
+    parts[1::2] = map(int, parts[1::2])
+    return tuple(parts)
+
+
 class TableBuilder:
     """Fills a table; rows may come in any order."""
 
@@ -147,15 +153,17 @@ class TableBuilder:
         table = TensorTable()
         patterns: dict[tuple[str, ...], int] = {}
         facts: dict[Facts, int] = {}
-        self._rows.sort(key=lambda row: natural(row[0]))
-        for name, fact, tied_to in self._rows:
-            parts = _NUMBER.split(name)
-            pattern = patterns.setdefault(tuple(parts[::2]), len(patterns))
+        rows = [(_parts(name), fact, tied_to) for name, fact, tied_to in self._rows]
+        self._rows = []
+        # Texts stand at even places and numbers at odd ones, so that parts compare in natural order.
+        rows.sort(key=lambda row: row[0])
+        for parts, fact, tied_to in rows:
+            pattern = patterns.setdefault(parts[::2], len(patterns))
             if tied_to:
                 table.tied_to[len(table)] = tied_to
             table.pattern.append(pattern)
             table.fact.append(facts.setdefault(fact, len(facts)))
             table.start.append(len(table.numbers))
-            table.numbers.extend(map(int, parts[1::2]))
+            table.numbers.extend(parts[1::2])
         table.patterns, table.facts = list(patterns), list(facts)
         return table

@@ -10,6 +10,7 @@ import tempfile
 import traceback
 from typing import Any
 
+from textual import events
 from textual.app import App
 from textual.filter import LineFilter
 
@@ -33,6 +34,24 @@ class Shell(App[int]):
             Text(f"shardyard has a fault and had to stop; jobs go on. Please report what is in {place}.", no_wrap=True)
         )
         self._close_messages_no_wait()
+
+
+    def takes_key(self, event: events.Key) -> bool:
+        """Whether the key was used up before any binding."""
+        return False
+
+    async def on_event(self, event: events.Event) -> None:
+        """Do what a key does before the next key is looked at.
+
+        Textual passes keys through the focused widget's queue, so of a burst (typed ahead, a slow line letting go) the second
+        key can be handled before the first has changed what keys mean.
+        """
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            if not self.app_focus:
+                self.app_focus = True
+            if self.takes_key(event) or await self._check_bindings(event.key):
+                return
+        await super().on_event(event)
 
 
 def keep_details(details: str) -> str:

@@ -126,6 +126,7 @@ class Browser(CheckpointActions):
         self._shown_path = ""
         self._wanted: PlaceNode | None = None
         self._opening_since = 0.0
+        self._opening = ""
         self._sweeping = ""
         self._drawn = 0
         self._return_to: str | None = None
@@ -241,7 +242,7 @@ class Browser(CheckpointActions):
         while True:
             tree = self.browse
             seen = [tree.all[i] for i in tree.shown[tree.top : tree.top + tree.window]]
-            node = next((n for n in seen if n.value.found and n.value.opened is None and not n.value.problem), None)
+            node = next((n for n in seen if self._unknown(n)), None)
             if node is None:
                 return
             self._sweeping = node.key
@@ -256,6 +257,11 @@ class Browser(CheckpointActions):
                 self._shown_path = ""
                 self.show_current()
 
+    def _unknown(self, node: PlaceNode) -> bool:
+        """Whether it is a checkpoint whose state is not known, nor being found out for the other pane."""
+        place = node.value
+        return place.found is not None and place.opened is None and not place.problem and node.key != self._opening
+
     def _learnt(self, node: PlaceNode, opened: Opened) -> None:
         deep = self.home.deep.get(node.key)
         if deep is not None and deep[0] == opened.stamp:
@@ -268,7 +274,7 @@ class Browser(CheckpointActions):
         self.kept.move_to_end(node.key)
         while len(self.kept) > KEPT:
             path, old = self.kept.popitem(last=False)
-            light = self.places.by_path.get(path)
+            light = self.places.at(path)
             if light is not None and light.value.opened is old:
                 # The report stays for the tree; half a million names need not.
                 light.value.opened = Opened(old.path, old.report, type(old.table)(), old.stamp, old.owner, old.objects)
@@ -332,7 +338,7 @@ class Browser(CheckpointActions):
         try:
             while self._wanted is not None:
                 node, self._wanted = self._wanted, None
-                self._opening_since = time.monotonic()
+                self._opening_since, self._opening = time.monotonic(), node.key
                 try:
                     opened = await self.home.engine.open(node.key, progress=progress)
                 except EngineError as error:
@@ -344,7 +350,7 @@ class Browser(CheckpointActions):
                     self._shown_path = ""
                     self.show_current()
         finally:
-            self._opening_since = 0.0
+            self._opening_since, self._opening = 0.0, ""
 
     def _about(self, place: Place, width: int) -> list[Line]:
         about = self._about_place(place, width)
@@ -353,7 +359,7 @@ class Browser(CheckpointActions):
     def _about_place(self, place: Place, width: int) -> list[Line]:
         if place.problem:
             return wrap(place.problem, width, "error")
-        node = self.places.by_path.get(place.path)
+        node = self.places.at(place.path)
         if place.kind == "folder" and node is not None:
             below = [n for n in _below(node) if n.value.found is not None]
             text = f"A folder with {units.plural(len(below), 'checkpoint')}, {units.size(place.nbytes)} in all."
@@ -401,7 +407,7 @@ class Browser(CheckpointActions):
     def do_hidden(self) -> None:
         self.show_all = not self.show_all
         if self.show_all:
-            for node in list(self.places.by_path.values()):
+            for node in self.places.nodes:
                 if node.is_open and not node.value.listed and (node.value.found is None or node.value.found.is_folder):
                     self.list_files(node)
             self.say("All files and folders are shown; . hides them again.")
@@ -413,7 +419,7 @@ class Browser(CheckpointActions):
         """Read again: the checkpoint under the cursor, and the folders."""
         self.kept.clear()
         self._shown_path = ""
-        for node in self.places.by_path.values():
+        for node in self.places.nodes:
             node.value.opened = None
             node.value.problem = ""
         here = self.browse.current.key if self.browse.current is not None else None
@@ -481,7 +487,7 @@ class Browser(CheckpointActions):
         self.detail.tab = "files"
 
     def deep_known(self, path: str, report: Document) -> None:
-        node = self.places.by_path.get(path)
+        node = self.places.at(path)
         if node is not None and node.value.opened is not None:
             self._learnt(node, node.value.opened)
             self._shown_path = ""

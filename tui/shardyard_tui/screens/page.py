@@ -9,11 +9,10 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import Screen
-from textual.widget import Widget
 
 from shardyard_tui.keys import ACTIONS, EVERYWHERE, bindings
 from shardyard_tui.widgets.chrome import KeyLine, TooSmall, TopLine
-from shardyard_tui.widgets.prompt import Prompt
+from shardyard_tui.widgets.prompt import Prompt, Question
 from shardyard_tui.widgets.row_list import RowList
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ class Page(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(("next-pane", "previous-pane"))]
     NAME: ClassVar[str] = ""
     """What the help calls this screen."""
+    TYPED_AHEAD: ClassVar[bool] = True
+    """Whether keys count that were pressed before the screen was seen."""
     EXPLAINS: ClassVar[str] = ""
     """One or two sentences for the top of its help."""
 
@@ -45,8 +46,9 @@ class Page(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self._awaiting: Callable[[str], None] | None = None
-        self._prompt: Prompt | None = None
-        self._focus_before: Widget | None = None
+        self._ready = False
+        self._early: list[events.Key] = []
+        """Keys that came before the screen was drawn."""
 
     @property
     def home(self) -> ShardyardApp:
@@ -92,10 +94,12 @@ class Page(Screen[None]):
         yield TopLine()
         yield from self.body()
         yield KeyLine()
+        yield Prompt()
         yield TooSmall()
 
     def on_mount(self) -> None:
         self.show_where()
+        self.call_after_refresh(self._is_ready)
 
     def on_screen_resume(self) -> None:
         self.show_where()
@@ -117,17 +121,15 @@ class Page(Screen[None]):
 
     # Actions
 
-    async def action_do(self, name: str) -> None:
-        """Run the action, or say why not. The one way in for keys and for the palette."""
+    def action_do(self, name: str) -> None:
+        """Run the action, or say why not. The one way in for keys and for the palette; what takes time is a worker's."""
         self.query_one(KeyLine).hush()
         why = self.refusal(name)
         if why:
             self.say(f"{ACTIONS[name].label.capitalize()} is off: {why}", "warning")
             return
-        method = getattr(self, "do_" + name.replace("-", "_"), None) or getattr(self.home, "do_" + name.replace("-", "_"))
-        result = method()
-        if result is not None:
-            await result
+        method = "do_" + name.replace("-", "_")
+        (getattr(self, method, None) or getattr(self.home, method))()
 
     def do_next_pane(self) -> None:
         self.focus_next()
@@ -172,7 +174,6 @@ class Page(Screen[None]):
         def done(text: str | None) -> None:
             if text is None:
                 rows.set_filter(before)
-            rows.focus()
 
         rows.focus()
         self.ask("/", before, changed=rows.set_filter, done=done, placeholder="text   ~fuzzy   /regex/   !not")
@@ -205,22 +206,18 @@ class Page(Screen[None]):
         placeholder: str = "",
     ) -> None:
         """Let a line be typed in place of the last line; `done` gets None when it was given up."""
-        if self._prompt is not None:
-            return
-        self._focus_before = self.focused
 
         def finish(text: str | None) -> None:
-            prompt, self._prompt = self._prompt, None
-            if prompt is not None:
-                prompt.remove()
             self.query_one(KeyLine).display = True
-            if self._focus_before is not None:
-                self._focus_before.focus()
             done(text)
 
-        self._prompt = Prompt(label, value, changed=changed, done=finish, placeholder=placeholder)
         self.query_one(KeyLine).display = False
-        self.mount(self._prompt)
+        self.prompt.begin(Question(label, finish, changed, placeholder), value)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The line to type into."""
+        return self.query_one(Prompt)
 
     def await_key(self, hint: str, then: Callable[[str], None]) -> None:
         """The next key pressed goes to `then`, whatever it is bound to."""
@@ -238,20 +235,38 @@ class Page(Screen[None]):
 
         self.await_key(f"{question}   y yes   n no", answer)
 
+    def takes_key(self, event: events.Key) -> bool:
+        """Whether the key is used up before any binding: awaited, typed, or kept until the screen is there."""
+        if not self._ready:
+            self._early.append(event)
+            return True
+        return self.capture(event)
+
+    def _is_ready(self) -> None:
+        self._ready = True
+        early, self._early = self._early, []
+        for event in early if self.TYPED_AHEAD else ():
+            self.app.post_message(events.Key(event.key, event.character))
+
     def capture(self, event: events.Key) -> bool:
-        """Whether the key was awaited, and is used up."""
+        """Whether the key was awaited, or is being typed, and is used up."""
         then, self._awaiting = self._awaiting, None
-        if then is None:
+        typing = self.prompt.question is not None
+        if then is None and not typing:
             return False
         event.stop()
         event.prevent_default()
-        self.query_one(KeyLine).hush()
-        then(event.character if event.character and event.is_printable else event.key)
+        if then is not None:
+            self.query_one(KeyLine).hush()
+            then(event.character if event.character and event.is_printable else event.key)
+        else:
+            self.prompt.take(event)
         return True
 
-    def on_key(self, event: events.Key) -> None:
-        if self.focused is None:
-            self.capture(event)
+    def on_paste(self, event: events.Paste) -> None:
+        if self.prompt.question is not None:
+            event.stop()
+            self.prompt.insert(event.text)
 
 
 EVERYWHERE_BINDINGS = bindings(EVERYWHERE)

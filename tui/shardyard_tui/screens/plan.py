@@ -68,6 +68,7 @@ class Plan(Page):
 
     NAME = "Plan"
     EXPLAINS = "What will be read and written, before anything is. Left, right and Space change an option, Enter starts."
+    TYPED_AHEAD = False
     OFFERS = ("start", "export", "copy-command", "back")
 
     def __init__(self, verb: str, opened: Opened, *, at_once: bool = False) -> None:
@@ -150,7 +151,7 @@ class Plan(Page):
         if self.at_once:
             self.at_once = False
             if self.plan is not None and all(good for good, _, _ in checks(self.plan)):
-                await self.do_start()
+                self.do_start()
             elif self.plan is not None:
                 odd = ", ".join(what for good, what, _ in checks(self.plan) if not good)
                 self.say(f"Not started at once, look at: {odd}. Enter starts it all the same.", "warning")
@@ -188,6 +189,7 @@ class Plan(Page):
             return self.problem or "the plan is not made yet."
         return ""
 
+    @work(exclusive=True, group="start")
     async def do_start(self) -> None:
         """Start the job and go back; it is followed from anywhere."""
         request = self.request

@@ -22,7 +22,8 @@ def level_style(finding: Document) -> str:
 
 def _where(finding: Document) -> str:
     names = [*(finding.get("paths") or ()), *(finding.get("tensors") or ())]
-    return str(names[0]) + (f" and {units.count(len(names) - 1)} more" if len(names) > 1 else "") if names else ""
+    total = max(len(names), int(finding.get("named") or 0))
+    return str(names[0]) + (f" and {units.count(total - 1)} more" if total > 1 else "") if names else ""
 
 
 COLUMNS: Sequence[Column[Document]] = (
@@ -73,6 +74,7 @@ def in_full(finding: Document, width: int) -> list[Line]:
         names = [str(n) for n in finding.get(key) or ()]
         for n, name in enumerate(names[:12]):
             lines += fact(label if n == 0 else "", name, width, indent=16)
-        if len(names) > 12:
-            lines += fact("", f"and {units.count(len(names) - 12)} more", width, "dim", indent=16)
+        more = max(len(names), int(finding.get("named") or 0) if len(names) > 100 else 0) - 12
+        if more > 0:
+            lines += fact("", f"and {units.count(more)} more", width, "dim", indent=16)
     return lines

@@ -111,12 +111,6 @@ class Scroller(Panel, can_focus=True):
         self.moved()
         self.refresh()
 
-    def on_key(self, event: events.Key) -> None:
-        # A screen may wait for one particular key (a letter to sort by, a yes): it comes before what the key is bound to.
-        capture = getattr(self.screen, "capture", None)
-        if capture is not None:
-            capture(event)
-
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         event.stop()
         self.move_to((self.cursor if self.has_cursor else self.top) + 3)
