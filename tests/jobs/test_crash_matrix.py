@@ -36,7 +36,7 @@ pytestmark = pytest.mark.services
 
 CALLS = ("pwrite64", "write", "ftruncate", "fsync", "fdatasync", "mkdir", "rename", "unlink", "unlinkat", "rmdir")
 
-FINAL = ("pwrite64", "fsync", "rename", "unlink", "unlinkat", "rmdir")
+FINAL = ("pwrite64", "fsync", "rename", "link", "linkat", "unlink", "unlinkat", "rmdir")
 """Where the other cases differ from the first."""
 
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shardyard.errors import UsageError
+from shardyard.errors import OutputExistsError, UsageError
 from shardyard.jobs import store, verbs
 from shardyard.jobs.folder import Spec, State
 from shardyard.jobs.store import Job
+from shardyard.operations.context import Context
 from support.checkpoints import fixture_root
+from support.model_files import write_safetensors
 
 ZERO3 = fixture_root() / "deepspeed" / "z3_w2_bf16"
 
@@ -62,3 +65,23 @@ def test_plans_are_those_of_a_dry_run_and_write_nothing(tmp_path: Path) -> None:
         verbs.plan("compare", ["a", "b"], None, {})
     with pytest.raises(UsageError, match="needs an output"):
         verbs.plan("merge", [str(ZERO3)], None, {})
+
+
+def test_another_jobs_file_of_the_same_shape_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    """Two merges race for one file name: same size, same header, other values. The one that comes late has not done it."""
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        write_safetensors(tmp_path / f"{name}.safetensors", {"w": np.full(64, value, "float32")})
+    out = tmp_path / "out.safetensors"
+    first, second = (
+        store.create(Spec("merge", (str(tmp_path / f"{name}.safetensors"),), str(out), {})) for name in ("one", "two")
+    )
+    for job, state in ((first, State.DONE), (second, State.FAILED)):
+        job.start()
+        assert list(job.follow()) and job.state() is state
+    outcome = second.outcome()
+    assert outcome is not None and outcome["error"] == "OutputExistsError"
+    assert np.frombuffer(out.read_bytes()[-256:], "float32").tolist() == [1.0] * 64
+    # Killed between the rename and the report, the first would find that it has done it; the second never.
+    assert verbs.VERBS["merge"](first, Context())["out"] == str(out)
+    with pytest.raises(OutputExistsError):
+        verbs.VERBS["merge"](second, Context())

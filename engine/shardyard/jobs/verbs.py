@@ -54,7 +54,7 @@ def _plan_or_go_on(job: JobFolder) -> tuple[Plan, bool]:
         return _plan(job.spec, resuming=False), False
     except OutputExistsError:
         made = _plan(job.spec, resuming=True)
-        if staging.already_published(made) or staging.published_since(made, job.created):
+        if staging.already_published(made) or staging.published_since(made, job.created, job.folder):
             return made, True
         raise
 

@@ -47,6 +47,8 @@ def publish(plan: Plan, context: Context) -> dict[str, Any]:
         try:
             checked.update(_finish_files(plan, done))
             staging.write_durably(plan.place.staging / staging.READY, plan.hash.encode())
+            if plan.place.single and context.folder is not None:
+                staging.note_file(plan, Path(context.folder))
             staging.swap_in(plan)
         except OSError as error:
             raise _as_ours(error, plan) from error

@@ -9,14 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import NoRoomError, OutputExistsError, ShardyardError
-from shardyard.files import FileHandles
+from shardyard.errors import NoRoomError, OutputExistsError
 from shardyard.limits import disk
 from shardyard.operations.merge.plan import Plan, settings
 from shardyard.operations.place import Place, check_existing, read_marker
 from shardyard.text import printable
 
 PLAN = "plan.json"
+NAMED = "named.json"
+"""In a job's folder: the single file that it was about to give its name."""
 READY = "ready"
 """Set once every byte was written and checked: from then on only renames are left."""
 
@@ -122,10 +123,17 @@ def already_published(plan: Plan) -> bool:
     return marker is not None and marker.get("plan") == plan.hash
 
 
-def published_since(plan: Plan, since: float) -> bool:
-    """Whether the output was put in place after `since` and is this plan's: a run was killed after its last rename.
+def note_file(plan: Plan, folder: Path) -> None:
+    """Before a single file gets its name: write into the job's folder which file it is, for it bears no mark of its own."""
+    status = (plan.place.files / plan.files[0].name).stat()
+    write_durably(folder / NAMED, json.dumps({"plan": plan.hash, "file": [status.st_dev, status.st_ino]}).encode())
 
-    A folder's marker tells. A single file has none: its size, its header and the time of its rename must all fit.
+
+def published_since(plan: Plan, since: float, folder: Path) -> bool:
+    """Whether a job put the output in place after `since`, before it was killed.
+
+    A folder's marker tells. A single file has none, and another job's may have its size and its header: it must be the very file
+    that the job noted in its own folder.
     """
     out = plan.place.out
     try:
@@ -133,13 +141,9 @@ def published_since(plan: Plan, since: float) -> bool:
         if not plan.place.single:
             marker = read_marker(out)
             return status.st_ctime >= since and marker is not None and marker.get("plan") == plan.hash
-        file = plan.files[0]
-        if status.st_ctime < since or status.st_size != file.nbytes:
-            return False
-        with FileHandles() as handles:
-            known = ((s.start, s.content) for s in file.segments if isinstance(s.content, bytes))
-            return all(handles.read(str(out), start, len(data)) == data for start, data in known)
-    except (OSError, ShardyardError):
+        noted = {"plan": plan.hash, "file": [status.st_dev, status.st_ino]}
+        return status.st_size == plan.files[0].nbytes and _read_json(folder / NAMED) == noted
+    except OSError:
         return False
 
 
