@@ -148,14 +148,14 @@ def test_a_killed_task_fails_the_job_in_words_and_the_resumed_job_does_the_rest(
 
 
 def test_a_preempted_job_is_queued_again_and_goes_on(tmp_path: Path) -> None:
-    job = submit(tmp_path, steps=16, wait=0.4, nodes="2", tasks="4", exclusive="yes")
+    job = submit(tmp_path, steps=64, wait=0.4, nodes="2", tasks="4", exclusive="yes")
     wait_for(lambda: made(job) >= 4, 20)
     urgent = answer("sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
     wait_for(lambda: state(job) is State.QUEUED, 30)
     assert not job.state().ended
     wait_for(lambda: answer("squeue", "-h", "-j", urgent, "-t", "pending,running,completing") == "", 30)
     before = made(job)
-    assert 0 < before < 16
+    assert 0 < before < 64
     # A requeued job waits two minutes by itself.
     until = time.monotonic() + 60
     while made(job) == before and time.monotonic() < until:
@@ -163,7 +163,7 @@ def test_a_preempted_job_is_queued_again_and_goes_on(tmp_path: Path) -> None:
         time.sleep(0.5)
     list(job.follow(every_s=0.1))
     assert job.state() is State.DONE, (job.folder / "log.txt").read_text()
-    assert made(job) == 16
+    assert made(job) == 64
     assert any(e["event"] == "message" and "Slurm stopped it" in e["message"] for e in job.events()[0])
 
 

@@ -65,7 +65,8 @@ def test_a_dropped_line_in_mid_merge_leaves_the_merge_running(
     text, _ = again.communicate(timeout=60)
     events = [json.loads(line) for line in text.decode().splitlines()]
     assert again.returncode == 0
-    assert events[0]["event"] == "plan" and events[-1]["event"] == "result"
+    # On a busy machine a sign of life comes before the plan.
+    assert next(e for e in events if e["event"] != "progress")["event"] == "plan" and events[-1]["event"] == "result"
     assert job.state() is State.DONE and job.owner() is not None
     listed = server.login(command("jobs", "list"), terminal=False).communicate(timeout=60)[0].decode()
     assert listed.startswith(f"{job.id}  done")

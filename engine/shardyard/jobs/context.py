@@ -20,7 +20,7 @@ from shardyard.operations.context import Context, Progress
 
 QUICK_S, CALM_S, CALM_AFTER_S = 0.2, 1.0, 60.0
 """Seconds between progress events: short at first, longer in a long job, whose file would grow by megabytes."""
-SILENCE_S = 1.5
+SILENCE_S = 1.2
 """After this long without a progress, one is sent that repeats the last with fresh readings."""
 PULSE_S = 0.5
 WINDOW_S = 10.0
