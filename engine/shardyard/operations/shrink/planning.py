@@ -105,7 +105,8 @@ def _plan_file(handles: FileHandles, found: Found, plan: ShrinkPlan, *, alone: b
 def reason_it_stays(new: Shrinking, nbytes: int) -> str:
     """Why a file of `nbytes` is left as it is; empty if its new form gives bytes back."""
     if not new.worthwhile:
-        return "every stored byte is used"
+        few = f"only {size(new.unused)} of it {'is' if new.unused == 1 else 'are'} unused, less than padding could take"
+        return few if new.unused > 0 else "every stored byte is used"
     return (
         ""
         if new.nbytes < nbytes

@@ -42,14 +42,14 @@ def shrink(plan: ShrinkPlan, context: Context) -> dict[str, Any]:
     return _Run(plan, context).run()
 
 
-def made_since(plan: ShrinkPlan, since: float) -> bool:
-    """Whether the output was put in place after `since` by this very plan: a run was killed after its last rename."""
+def made_since(plan: ShrinkPlan, since: float, folder: Path) -> bool:
+    """Whether the job of `folder` put the output in place after `since`, before it was killed; see `staging.published_since`."""
     place = plan.place
     try:
         if place is None or place.out.stat().st_ctime < since:
             return False
         if place.single:
-            return place.out.stat().st_size == plan.files[0].after
+            return staging.is_noted(place.out, plan.hash, folder)
     except OSError:
         return False
     marker = read_marker(place.out)
@@ -249,8 +249,10 @@ class _Run:
         if not place.single and place.out.is_dir():
             place.out.rmdir()  # it is empty, or the plan would have been refused
         elif place.single and os.path.lexists(place.out):
-            raise OutputExistsError(f"{printable(str(place.out))} is there already.", path=str(place.out))
-        os.rename(made, place.out)
+            raise OutputExistsError(f"{printable(str(place.out))} is there already; choose another name.", path=str(place.out))
+        if place.single and self.context.folder is not None:
+            staging.note_file(made, self.plan.hash, self.context.folder)
+        staging.put(place, made)
         sync_folder(str(place.out.parent))
 
 

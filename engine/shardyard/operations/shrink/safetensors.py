@@ -60,8 +60,13 @@ class SafetensorsShrink:
         return len(self.order)
 
     @property
+    def unused(self) -> int:
+        """Bytes that no kept tensor uses."""
+        return self.size - self.data_start - self.payload
+
+    @property
     def worthwhile(self) -> bool:
-        return bool(self.drop) or self.payload < self.size - self.data_start
+        return bool(self.drop) or self.unused > 0
 
     def _head(self) -> bytes:
         header: dict[str, object] = {}

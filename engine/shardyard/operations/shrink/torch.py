@@ -81,9 +81,14 @@ class TorchShrink:
         return self.rewrite.tensors
 
     @property
+    def unused(self) -> int:
+        """Bytes of storages that no tensor uses."""
+        return self.rewrite.saved
+
+    @property
     def worthwhile(self) -> bool:
         """Whether storages get smaller by more than padding eats up."""
-        return self.rewrite.saved >= WORTHWHILE
+        return self.unused >= WORTHWHILE
 
     def _records(self) -> list[tuple[str, int, bytes | NewStorage | Record]]:
         """(name, bytes, content) in the order of the new file; a legacy file's parts have no names."""
