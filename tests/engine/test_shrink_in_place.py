@@ -220,9 +220,9 @@ def test_an_output_killed_at_any_point_is_absent_or_whole_and_goes_on(tmp_path: 
         os.waitpid(child, 0)
         if out.exists():
             plan = plan_shrink([source], out, resuming=True)
-            assert made_since(plan, started) and made(plan)["saved"] > 0
+            assert made_since(plan, started, tmp_path) and made(plan)["saved"] > 0
         else:
             shrink(plan_shrink([source], out), Context())
         assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == wanted
         assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "model", "small"]
-    assert not made_since(plan_shrink([source], out, resuming=True), time.time() + 1)
+    assert not made_since(plan_shrink([source], out, resuming=True), time.time() + 1, tmp_path)

@@ -85,3 +85,17 @@ def test_another_jobs_file_of_the_same_shape_is_not_taken_for_ones_own(tmp_path:
     assert verbs.VERBS["merge"](first, Context())["out"] == str(out)
     with pytest.raises(OutputExistsError):
         verbs.VERBS["merge"](second, Context())
+
+
+def test_another_shrinks_file_of_the_same_size_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    source = fixture_root() / "files" / "a2_legacy_bloat" / "model.pt"
+    for name in ("one.pt", "two.pt"):
+        (tmp_path / name).write_bytes(source.read_bytes())
+    out = tmp_path / "small.pt"
+    jobs = [store.create(Spec("shrink", (str(tmp_path / name),), str(out), {})) for name in ("one.pt", "two.pt")]
+    for job, state in zip(jobs, (State.DONE, State.FAILED), strict=True):
+        job.start()
+        assert list(job.follow()) and job.state() is state
+    assert verbs.VERBS["shrink"](jobs[0], Context())["saved"] > 0
+    with pytest.raises(OutputExistsError):
+        verbs.VERBS["shrink"](jobs[1], Context())

@@ -94,7 +94,7 @@ def shrink(job: JobFolder, context: Context) -> Mapping[str, Any]:
         plan = shrink_planning.plan_shrink(sources, out, **options)
     except OutputExistsError:
         plan = shrink_planning.plan_shrink(sources, out, **options, resuming=True)
-        if not shrink_run.made_since(plan, job.created):
+        if not shrink_run.made_since(plan, job.created, job.folder):
             raise
         return shrink_run.made(plan)
     return shrink_run.shrink(plan, context)

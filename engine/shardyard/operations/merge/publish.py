@@ -48,7 +48,7 @@ def publish(plan: Plan, context: Context) -> dict[str, Any]:
             checked.update(_finish_files(plan, done))
             staging.write_durably(plan.place.staging / staging.READY, plan.hash.encode())
             if plan.place.single and context.folder is not None:
-                staging.note_file(plan, Path(context.folder))
+                staging.note_file(plan.place.files / plan.files[0].name, plan.hash, context.folder)
             staging.swap_in(plan)
         except OSError as error:
             raise _as_ours(error, plan) from error

@@ -123,10 +123,19 @@ def already_published(plan: Plan) -> bool:
     return marker is not None and marker.get("plan") == plan.hash
 
 
-def note_file(plan: Plan, folder: Path) -> None:
+def note_file(made: Path, plan_hash: str, folder: Path) -> None:
     """Before a single file gets its name: write into the job's folder which file it is, for it bears no mark of its own."""
-    status = (plan.place.files / plan.files[0].name).stat()
-    write_durably(folder / NAMED, json.dumps({"plan": plan.hash, "file": [status.st_dev, status.st_ino]}).encode())
+    write_durably(folder / NAMED, json.dumps(_file_noted(made, plan_hash)).encode())
+
+
+def is_noted(out: Path, plan_hash: str, folder: Path) -> bool:
+    """Whether this very file is the one that the job noted; raises OSError if it is not there."""
+    return _read_json(folder / NAMED) == _file_noted(out, plan_hash)
+
+
+def _file_noted(path: Path, plan_hash: str) -> dict[str, object]:
+    status = path.stat()
+    return {"plan": plan_hash, "file": [status.st_dev, status.st_ino]}
 
 
 def published_since(plan: Plan, since: float, folder: Path) -> bool:
@@ -137,12 +146,10 @@ def published_since(plan: Plan, since: float, folder: Path) -> bool:
     """
     out = plan.place.out
     try:
-        status = out.stat()
-        if not plan.place.single:
-            marker = read_marker(out)
-            return status.st_ctime >= since and marker is not None and marker.get("plan") == plan.hash
-        noted = {"plan": plan.hash, "file": [status.st_dev, status.st_ino]}
-        return status.st_size == plan.files[0].nbytes and _read_json(folder / NAMED) == noted
+        if plan.place.single:
+            return is_noted(out, plan.hash, folder) and out.stat().st_size == plan.files[0].nbytes
+        marker = read_marker(out)
+        return out.stat().st_ctime >= since and marker is not None and marker.get("plan") == plan.hash
     except OSError:
         return False
 
@@ -162,21 +169,21 @@ def swap_in(plan: Plan) -> None:
     place = plan.place
     overwrite = plan.options.overwrite
     if place.single:
-        _name_file(place, place.files / plan.files[0].name, overwrite=overwrite)
+        put(place, place.files / plan.files[0].name, overwrite=overwrite)
     else:
         if os.path.lexists(place.out):
             check_existing(place, place.out, overwrite=overwrite)
             if any(place.out.iterdir()):
                 os.rename(place.out, place.old)
-        os.rename(place.files, place.out)
+        put(place, place.files)
     _sync_folder(place.out.parent)
     if place.old.exists():
         remove(place.old)
 
 
-def _name_file(place: Place, source: Path, *, overwrite: bool) -> None:
-    """A rename that replaces only what may be replaced: a link fails where another process was first."""
-    if overwrite:
+def put(place: Place, source: Path, *, overwrite: bool = False) -> None:
+    """A rename that replaces only what may be replaced: for a file, a link fails where another process was first."""
+    if overwrite or not place.single:
         os.rename(source, place.out)
         return
     try:
