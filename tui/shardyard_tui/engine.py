@@ -156,6 +156,11 @@ class Lane:
                 else:
                     self.end()
 
+    @property
+    def resting(self) -> bool:
+        """Whether its reader is there and has nothing to do."""
+        return self._process is not None and self._process.returncode is None and not self._busy.locked()
+
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             # Its stderr must not reach ours: that is the screen.
@@ -271,7 +276,9 @@ class RealEngine:
         return self._lane("scan").ask("scan", folder=folder)
 
     async def listing(self, folder: str) -> Listing:
-        found: Listing = await self._one("list", "listing", folder=folder)
+        # A reader that is there already answers before another could start.
+        lane = "scan" if self._lane("scan").resting else "list"
+        found: Listing = await self._one(lane, "listing", folder=folder)
         return found
 
     async def open(

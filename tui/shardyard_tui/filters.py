@@ -39,7 +39,15 @@ def parse(source: str) -> Filter:
     if body.startswith("/") and len(body) > 1:
         return _regex(source, body[1:].removesuffix("/"), negated)
     words = tuple(_word(word) for word in text.split())
-    return Filter(source, lambda candidate: all(holds(candidate, w, n) for w, n in words), words)
+    return Filter(source, _all_of(words), words)
+
+
+def _all_of(words: tuple[tuple[str, bool], ...]) -> Callable[[str], bool]:
+    """All words at once; the usual case, one word in small letters, is spelt out: it is asked half a million times."""
+    if len(words) == 1 and not words[0][1] and not has_capital(words[0][0]):
+        (word,) = (w for w, _ in words)
+        return lambda candidate: word in candidate.lower()
+    return lambda candidate: all(holds(candidate, word, negated) for word, negated in words)
 
 
 def holds(candidate: str, word: str, negated: bool) -> bool:

@@ -61,7 +61,11 @@ class TensorTable:
         texts = self.patterns[self.pattern[row]]
         if len(texts) == 1:
             return texts[0]
-        at = self.start[row]
+        at, numbers = self.start[row], self.numbers
+        if len(texts) == 2:
+            return f"{texts[0]}{numbers[at]}{texts[1]}"
+        if len(texts) == 3:
+            return f"{texts[0]}{numbers[at]}{texts[1]}{numbers[at + 1]}{texts[2]}"
         return texts[0] + "".join(f"{self.numbers[at + k]}{text}" for k, text in enumerate(texts[1:]))
 
     def of(self, row: int) -> Facts:

@@ -25,7 +25,7 @@ from shardyard_tui.widgets.job_strip import JobStrip
 from shardyard_tui.widgets.panel import Line
 from shardyard_tui.widgets.row_list import Column
 from shardyard_tui.widgets.sheet import wrap
-from shardyard_tui.widgets.tree_list import TreeList
+from shardyard_tui.widgets.tree_list import Node, TreeList
 from shardyard_tui.words import KINDS, kind_name, short_kind
 
 PATIENCE_S = 1.5
@@ -395,13 +395,19 @@ class Browser(CheckpointActions):
 
     @work(group="list")
     async def list_files(self, node: PlaceNode) -> None:
-        """Put the files of the node's folder under it."""
+        """Put the files of the node's folder under it; until they are there, a row says so."""
+        waiting: PlaceNode = Node(f"{node.key}//waiting", Place("note", node.key, "reading this folder"))
+        if node is not self.places.root:
+            node.add(waiting)
+            self.browse.lay_out()
         try:
             listing = await self.home.engine.listing(node.key)
         except EngineError as error:
             node.value.problem = error.message
         else:
             self.places.add_files(node, listing, folders=self.show_all)
+        finally:
+            node.children[:] = [child for child in node.children if child is not waiting]
         self.browse.lay_out()
 
     def do_hidden(self) -> None:
