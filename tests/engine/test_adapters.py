@@ -7,14 +7,16 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from shardyard.errors import UnsupportedError, UsageError
 from shardyard.operations.merge.options import MergeOptions
 from shardyard.operations.merge.planning import plan_merge
 from shardyard.operations.merge.run import merge
 from support.checkpoints import cases, fixture_root
+
+torch = pytest.importorskip("torch", reason="torch is not installed (the torch extra)")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 HEAD = "base_model.model."
 

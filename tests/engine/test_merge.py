@@ -11,9 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, Part, Role, Tensor, Tie
 from shardyard.dtypes import BY_NAME
@@ -35,6 +33,10 @@ from shardyard.operations.merge.options import MergeOptions, parse_size
 from shardyard.operations.merge.planning import plan_merge
 from shardyard.operations.merge.run import merge
 from support.checkpoints import cases
+
+torch = pytest.importorskip("torch", reason="torch is not installed (the torch extra)")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 STATE = {
     "model.embed_tokens.weight": torch.randn(32, 8),
