@@ -215,3 +215,47 @@ async def test_a_checkpoint_is_read_once_for_both_panes() -> None:
         await it.press("j", "j", "j", "k")
         opened = [a for a in engine.asked if a.startswith("open")]
         assert len(opened) == len(set(opened)) == 5
+
+
+async def test_what_a_job_wrote_here_joins_the_tree() -> None:
+    engine = FakeEngine()
+    async with running(engine) as it:
+        await it.press("j", "m", "enter")
+        out = f"{ZERO3}-merged"
+        made = engine.found[HF]
+        assert isinstance(made, Opened)
+        engine.found[out] = replace(made, path=out)
+        await it.look_at_jobs()
+        engine.replay(engine.views[0].id, [{"event": "result", "time": 3.0}])
+        await it.look_at_jobs()
+        assert it.page.places.at(out) is not None
+        assert it.page.browse.current.key == ZERO3
+
+
+async def test_what_a_job_wrote_gets_a_row_and_the_cursor_stays() -> None:
+    engine = FakeEngine()
+    async with running(engine) as it:
+        await it.press("j", "m", "enter")
+        job, out = engine.views[0].id, engine.started[0].out
+        assert out is not None
+        opened = engine.found[HF]
+        assert isinstance(opened, Opened)
+        engine.found[out] = replace(opened, path=out)
+        here = it.page.browse.current.key
+        engine.replay(job, [{"event": "result", "time": 2.0}])
+        await it.look_at_jobs()
+        assert out in [node.key for node in it.page.browse.all]
+        assert it.page.browse.current.key == here
+
+
+async def test_a_refusal_goes_when_it_no_longer_holds() -> None:
+    async with running() as it:
+        await it.press("j")
+        page = it.page
+        kept = dict(page.kept)
+        page.kept.clear()
+        page.action_do("merge")
+        assert it.said == "Merge is off: its headers are not read yet."
+        page.kept.update(kept)
+        page.show_keys()
+        assert it.said == ""

@@ -11,7 +11,22 @@ from textual.keys import _character_to_key
 from support.fake_engine import FakeEngine
 from support.pilot import Driver, running
 
-SPECIAL = ["enter", "escape", "tab", "shift+tab", "up", "down", "left", "right", "pagedown", "ctrl+d", "ctrl+u", "home", "end", "backspace"]
+SPECIAL = [
+    "enter",
+    "escape",
+    "tab",
+    "shift+tab",
+    "up",
+    "down",
+    "left",
+    "right",
+    "pagedown",
+    "ctrl+d",
+    "ctrl+u",
+    "home",
+    "end",
+    "backspace",
+]
 LETTERS = "jkgGhluinNsSfbBmMexcVyYJFXrCDTRvU*.+-/:?1234 "
 
 
@@ -60,7 +75,9 @@ async def test_a_pasted_path_is_typed_up_to_its_line_end() -> None:
 
 async def test_the_line_can_be_edited() -> None:
     async with running() as it:
-        await it.press("slash", *"actor hf", "ctrl+w", "left", "left", "backspace", "delete", "ctrl+e", "x", "home", "y", "ctrl+k", "z")
+        await it.press(
+            "slash", *"actor hf", "ctrl+w", "left", "left", "backspace", "delete", "ctrl+e", "x", "home", "y", "ctrl+k", "z"
+        )
         assert it.page.browse.filter.source == "yz"
         await it.press("escape")
         assert it.page.browse.filter.source == ""

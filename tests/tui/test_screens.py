@@ -31,6 +31,7 @@ async def test_enter_shows_the_tensors_and_i_one_of_them_with_its_statistics() -
             "std 0.0241",
             "NaN 0",
             "8 pieces in 8 files",
+            "rank_7.pt data/3 + 0",
             "Exact: every value",
         ):
             assert text in it.words
@@ -40,6 +41,31 @@ async def test_enter_shows_the_tensors_and_i_one_of_them_with_its_statistics() -
         await it.press("escape")
         assert it.page.NAME == "Tensors"
         assert it.page.rows.count == 1
+
+
+def test_where_a_piece_lies_is_said_in_full_without_what_a_torch_file_repeats() -> None:
+    shown = place_of(PieceFacts("step/bf16_rank_0_optim_states.pt", "bf16_rank_0_optim_states/data/3", 512, 20, 0))
+    assert shown == "step/bf16_rank_0_optim_states.pt data/3 + 512"
+    assert place_of(PieceFacts("weights.npz", "model/norm.npy", 0, 20, 0)) == "weights.npz model/norm.npy + 0"
+
+
+async def test_pieces_that_cannot_be_found_are_not_looked_for_for_ever() -> None:
+    engine = FakeEngine()
+
+    async def gone(path: str, name: str) -> TensorDetail:
+        raise EngineError(f"There is no {path}.")
+
+    engine.tensor = gone  # type: ignore[method-assign]
+    async with running(engine) as it:
+        await it.press(*TO_HF, "enter", "i")
+        assert "There is no" in it.words
+        assert "Pieces not known" in it.words
+
+
+async def test_a_key_that_does_nothing_here_says_so() -> None:
+    async with running() as it:
+        await it.press(*TO_HF, "m", "u")
+        assert it.said == "u does nothing here; ? lists the keys of this screen."
 
 
 async def test_large_tensors_are_read_only_when_asked() -> None:

@@ -167,6 +167,10 @@ class ShardyardApp(textual_compat.Shell):
                 style = "ok" if job.state == "done" else "warning" if job.state == "cancelled" else "error"
                 if job.verb == "inspect-deep" and job.state == "done":
                     self.learn_deep(job)
+                if job.state == "done":
+                    for screen in self.screen_stack:
+                        if isinstance(screen, Page):
+                            screen.job_done(job)
                 self.say(told.get(job.state) or f"{job.title}: {job.message or 'its process is gone; r in J goes on.'}", style)
 
     @work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -70,23 +71,29 @@ class Places:
     def add(self, found: Found, *, opened: bool) -> PlaceNode:
         """A checkpoint, with the folders that lead to it; `opened`: whether new folders are shown open."""
         node = self.at(found.path)
-        if node is None:
-            name = printable(os.path.basename(found.path))
-            if found.path == self.root_path:
-                # The folder that was opened is a checkpoint itself: a row of its own, since the root is not one.
-                self.itself = node = Node(found.path, Place("checkpoint", found.path, name))
-                self.root.add(node)
-            else:
-                node = self._insert(self._folder(os.path.dirname(found.path), opened), Place("checkpoint", found.path, name))
-                node.is_open = False
-        place = node.value
-        if place.found is None:
+        if node is None or node.value.found is None:
+            node = self._new(found, node, opened)
             self.checkpoints += 1
             self._grow(node.parent, found.nbytes)
-        place.kind, place.found, place.nbytes, place.mtime = "checkpoint", found, found.nbytes, found.mtime
-        if node.parent is not None:
-            node.parent.children.sort(key=_order)
+        place = node.value
+        place.found, place.nbytes, place.mtime = found, found.nbytes, found.mtime
         node.can_open = found.is_folder or bool(node.children)
+        return node
+
+    def _new(self, found: Found, folder: PlaceNode | None, opened: bool) -> PlaceNode:
+        """The row of a checkpoint that was not known; `folder`: the row it had as a mere folder."""
+        place = Place("checkpoint", found.path, printable(os.path.basename(found.path)), found=found)
+        if folder is not None and folder.parent is not None:
+            folder.parent.children.remove(folder)
+            folder.value.kind, folder.value.found = "checkpoint", found
+            insort(folder.parent.children, folder, key=_order)
+            return folder
+        if found.path == self.root_path:
+            # The folder that was opened is a checkpoint itself: a row of its own, since the root is not one.
+            self.itself = Node(found.path, place)
+            return self.root.add(self.itself)
+        node = self._insert(self._folder(os.path.dirname(found.path), opened), place)
+        node.is_open = False
         return node
 
     def at(self, path: str) -> PlaceNode | None:
@@ -110,8 +117,9 @@ class Places:
 
     def _insert(self, above: PlaceNode, place: Place) -> PlaceNode:
         node: PlaceNode = Node(place.path, place, can_open=place.kind == "folder")
-        above.add(node)
-        above.children.sort(key=_order)
+        node.parent, node.depth = above, above.depth + 1
+        insort(above.children, node, key=_order)
+        above.can_open = True
         self.by_path[place.path] = node
         return node
 

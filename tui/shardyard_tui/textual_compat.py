@@ -35,7 +35,6 @@ class Shell(App[int]):
         )
         self._close_messages_no_wait()
 
-
     def takes_key(self, event: events.Key) -> bool:
         """Whether the key was used up before any binding."""
         return False

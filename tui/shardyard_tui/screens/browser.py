@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
@@ -16,7 +17,7 @@ from textual.timer import Timer
 
 from shardyard.text import printable
 from shardyard_tui import units
-from shardyard_tui.facts import Document, EngineError, Found, Opened, Reading, Scanning
+from shardyard_tui.facts import Document, EngineError, Found, JobView, Opened, Reading, Scanning
 from shardyard_tui.places import Place, PlaceNode, Places
 from shardyard_tui.screens.checkpoint_actions import CheckpointActions
 from shardyard_tui.summary import state_span, unopened
@@ -36,6 +37,8 @@ OPEN_ROWS = 60
 """Folders are shown open until the tree has this many rows."""
 KEPT = 8
 """Opened checkpoints kept whole, with their tensors."""
+WRITERS = ("merge", "export", "shrink")
+"""Jobs that leave a checkpoint."""
 DRAW_S = 0.2
 """While a search runs, the tree is drawn again this often."""
 
@@ -129,6 +132,7 @@ class Browser(CheckpointActions):
         self._opening = ""
         self._sweeping = ""
         self._drawn = 0
+        self._live_jobs: set[str] = set()
         self._return_to: str | None = None
         """Where the cursor goes once it is found again."""
 
@@ -171,6 +175,12 @@ class Browser(CheckpointActions):
 
     def jobs_changed(self) -> None:
         self.strip.show(self.home.jobs, self.home.jobs_problem)
+        running = {job.id for job in self.home.jobs if job.running}
+        ended = [job for job in self.home.jobs if job.id in self._live_jobs and job.state == "done"]
+        self._live_jobs = running
+        if any(job.out.startswith(self.places.root_path) for job in ended) and not self.scanning:
+            # What a job wrote here belongs into the tree.
+            self.scan()
 
     # Searching
 
@@ -193,6 +203,27 @@ class Browser(CheckpointActions):
             drawing.stop()
             self.scanning = ""
         self._finished()
+
+    def job_done(self, job: JobView) -> None:
+        """Give what it wrote a row; read again what it changed in place."""
+        changed = self.places.at(job.out or job.sources[0]) if job.verb in WRITERS and job.sources else None
+        if changed is not None and changed.value.opened is not None:
+            self.look_again(changed, changed.value.opened.stamp)
+        elif job.verb in WRITERS and job.out.startswith(self.places.root_path.rstrip("/") + "/") and not self.scanning:
+            self.add_output(job.out)
+
+    @work(group="output")
+    async def add_output(self, path: str) -> None:
+        """Put a new checkpoint into the tree, the cursor and everything else staying as they are."""
+        places = self.places
+        with contextlib.suppress(EngineError):
+            async for item in self.home.engine.scan(path):
+                if isinstance(item, Found):
+                    places.add(item, opened=len(self.browse.all) < OPEN_ROWS)
+        if places is self.places:
+            self._title()
+            self.browse.lay_out()
+            self.learn_states()
 
     def _draw(self) -> None:
         """Show what a search has found so far."""

@@ -17,6 +17,7 @@ from shardyard_tui.widgets.row_list import RowList
 
 if TYPE_CHECKING:
     from shardyard_tui.app import ShardyardApp
+    from shardyard_tui.facts import JobView
 
 LIST_ACTIONS = ("filter", "sort", "reverse")
 
@@ -49,6 +50,8 @@ class Page(Screen[None]):
         self._ready = False
         self._early: list[events.Key] = []
         """Keys that came before the screen was drawn."""
+        self._refused: tuple[str, str] | None = None
+        """The last action that was refused, and the words for it."""
 
     @property
     def home(self) -> ShardyardApp:
@@ -76,6 +79,9 @@ class Page(Screen[None]):
 
     def jobs_changed(self) -> None:
         """Jobs started, moved on or ended."""
+
+    def job_done(self, job: JobView) -> None:
+        """A job ended well: what it wrote is there now."""
 
     def came_back(self) -> None:
         """The terminal has the focus again: files may have changed."""
@@ -110,9 +116,12 @@ class Page(Screen[None]):
             self.query_one(TopLine).show(self.where(), self.home.right_end())
 
     def show_keys(self) -> None:
-        """Renew the last line: what is on and off may have changed."""
+        """Renew the last line: what is on and off may have changed, and a refusal that no longer holds goes."""
         if self.is_mounted:
-            self.query_one(KeyLine).refresh()
+            line = self.query_one(KeyLine)
+            if self._refused and line.said == self._refused[1] != self._why_off(self._refused[0]):
+                line.hush()
+            line.refresh()
 
     def say(self, text: str, style: str = "strong", *, stay: bool = False) -> None:
         """A message in the last line."""
@@ -124,12 +133,17 @@ class Page(Screen[None]):
     def action_do(self, name: str) -> None:
         """Run the action, or say why not. The one way in for keys and for the palette; what takes time is a worker's."""
         self.query_one(KeyLine).hush()
-        why = self.refusal(name)
+        why = self._why_off(name)
         if why:
-            self.say(f"{ACTIONS[name].label.capitalize()} is off: {why}", "warning")
+            self._refused = (name, why)
+            self.say(why, "warning")
             return
         method = "do_" + name.replace("-", "_")
         (getattr(self, method, None) or getattr(self.home, method))()
+
+    def _why_off(self, name: str) -> str:
+        why = self.refusal(name)
+        return f"{ACTIONS[name].label.capitalize()} is off: {why}" if why else ""
 
     def do_next_pane(self) -> None:
         self.focus_next()
@@ -168,6 +182,7 @@ class Page(Screen[None]):
     def do_filter(self) -> None:
         rows = self.list_at_hand
         if rows is None:
+            self.say("There is no list here to filter.", "dim")
             return
         before = rows.filter.source
 
@@ -181,6 +196,7 @@ class Page(Screen[None]):
     def do_sort(self) -> None:
         rows = self.list_at_hand
         if rows is None or not rows.sort_letters:
+            self.say("There is no list here to sort.", "dim")
             return
 
         def letter(key: str) -> None:
@@ -241,6 +257,11 @@ class Page(Screen[None]):
             self._early.append(event)
             return True
         return self.capture(event)
+
+    def on_key(self, event: events.Key) -> None:
+        """No binding and no widget took it: say so, for silence looks like a hang."""
+        if event.is_printable and event.character:
+            self.say(f"{event.character} does nothing here; ? lists the keys of this screen.", "dim")
 
     def _is_ready(self) -> None:
         self._ready = True

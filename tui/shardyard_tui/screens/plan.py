@@ -52,7 +52,7 @@ def choices_for(verb: str, opened: Opened, *, short: bool) -> list[Choice]:
         return [
             Choice("in_place", "Where", ("no", "yes"), shown=("a new place", "in place, after proof")),
             _OUT,
-            Choice("dedupe_tied", "Equal copies", ("no", "yes"), "store equal tied weights once"),
+            Choice("dedupe_tied", "Tied once", ("no", "yes"), "store equal tied weights once"),
         ]
     found = [_OUT, _DTYPE_EXPORT if verb == "export" else _DTYPE]
     tags = [str(t) for t in opened.report.get("tags") or ()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,15 +12,23 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 
 from shardyard_tui import units
-from shardyard_tui.facts import Document, EngineError, Opened, Reading, TensorDetail
+from shardyard_tui.facts import Document, EngineError, Opened, PieceFacts, Reading, TensorDetail
 from shardyard_tui.screens.page import Page
 from shardyard_tui.views.figures import figure, figures
 from shardyard_tui.widgets.histogram import Histogram
-from shardyard_tui.widgets.panel import Line, fit
+from shardyard_tui.widgets.panel import Line
 from shardyard_tui.widgets.sheet import Sheet, fact, wrap
 
 AT_ONCE = 1 << 30
 """Tensors up to this many bytes are read without asking."""
+
+
+def place_of(piece: PieceFacts) -> str:
+    """Where a piece lies: file, record, offset; the folder that a torch file repeats in all its records is left out."""
+    top, _, rest = piece.record.partition("/")
+    named_after_file = os.path.splitext(os.path.basename(piece.file))[0]
+    record = rest if rest and top in ("archive", named_after_file) else piece.record
+    return " ".join(part for part in (piece.file, record, f"+ {piece.offset}") if part)
 
 
 class TensorScreen(Page):
@@ -124,7 +133,7 @@ class TensorScreen(Page):
     def _pieces(self, width: int) -> list[Line]:
         detail = self.detail
         if detail is None:
-            return fact("Pieces", "looking", width, "dim")
+            return fact("Pieces", "not known" if self.problem else "looking", width, "dim")
         lines: list[Line] = []
         if detail.storage:
             lines += fact("Storage", detail.storage, width)
@@ -134,8 +143,7 @@ class TensorScreen(Page):
         files = units.plural(len({p.file for p in detail.pieces}), "file")
         lines += fact("Pieces", f"{units.plural(total, 'piece')} in {files}", width)
         for piece in detail.pieces[:200]:
-            where = " ".join(part for part in (piece.file, piece.record.rpartition("archive/")[2], f"+ {piece.offset}") if part)
-            lines.append([(f"  {units.size(piece.nbytes):>9}  ", "dim"), (fit(where, max(0, width - 13), cut="middle"), "dim")])
+            lines += wrap(place_of(piece), width, "dim", indent=13, first=f"  {units.size(piece.nbytes):>9}  ")
         if detail.more:
             lines += fact("", f"and {units.count(detail.more)} more", width, "dim")
         return lines

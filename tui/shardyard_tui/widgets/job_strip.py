@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardyard_tui import units
 from shardyard_tui.facts import JobView
 from shardyard_tui.glyphs import ERROR, OK
-from shardyard_tui.widgets.panel import Line, Panel, Span, fit
+from shardyard_tui.widgets.panel import Line, Panel, Span, fit, width_of
 from shardyard_tui.widgets.sheet import bar
 
 FRESH_S = 120.0
@@ -19,12 +19,11 @@ MOST = 3
 class JobStrip(Panel):
     """One line a job, the running ones first."""
 
-    DEFAULT_CSS = "JobStrip { height: auto; width: 1fr; }"
+    DEFAULT_CSS = "JobStrip { height: auto; width: 1fr; } JobStrip.-idle { display: none; }"
 
     def __init__(self) -> None:
-        super().__init__("Jobs", id="strip")
+        super().__init__("Jobs", id="strip", classes="-idle")
         self.jobs: Sequence[JobView] = ()
-        self.styles.display = "none"
 
     def show(self, jobs: Sequence[JobView], problem: str = "") -> None:
         """Running and just ended jobs of this list."""
@@ -38,7 +37,7 @@ class JobStrip(Panel):
         more = len(chosen) - len(shown)
         self.note = (f"{more} more   " if more else "") + (problem or "J opens")
         if grown:
-            self.styles.display = "block" if shown else "none"
+            self.set_class(not shown, "-idle")
             self.styles.height = len(shown) + 2 if shown else 0
             self.refresh(layout=True)
         else:
@@ -51,6 +50,10 @@ class JobStrip(Panel):
 def job_line(job: JobView, width: int) -> Line:
     """A job in one line: what, how far, how fast, how long still, how much memory."""
     name_room = max(16, min(44, width // 3))
+    if job.state in ("done", "cancelled"):
+        # Nothing but a short word follows: the name may have the rest.
+        said = sum(width_of(text.rstrip()) for text, _ in ending(job, width)) + 1
+        name_room = max(name_room, min(width_of(job.title), width - said - 1))
     spans: list[Span] = [(fit(job.title, name_room, cut="middle") + " ", "text")]
     left = width - name_room - 1
     if job.state == "queued":

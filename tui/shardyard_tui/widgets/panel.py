@@ -7,6 +7,7 @@ here, whatever brought it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Span = tuple[str, str]
 """Text and the name of its style (theme.py)."""
 Line = Sequence[Span]
+RANK = re.compile(r"rank_?\d+")
+RANKS = re.compile(r"rank_?\d+(?:_[a-z]+_rank_?\d+)+")
 
 
 def width_of(text: str) -> int:
@@ -48,8 +51,23 @@ def fit(text: str, width: int, *, right: bool = False, cut: str = "right") -> st
         return ELLIPSIS + text[have - width + 1 :]
     if cut == "middle":
         tail = (width - 1) * 2 // 3
-        return text[: width - 1 - tail] + ELLIPSIS + text[have - tail :]
+        return _around_rank(text, width) or text[: width - 1 - tail] + ELLIPSIS + text[have - tail :]
     return text[: width - 1] + ELLIPSIS
+
+
+def _around_rank(text: str, width: int) -> str:
+    """Cut so that the ranks in a file's name stay, which tell it from others; empty when it has none, or they do not fit."""
+    for pattern in (RANKS, RANK):
+        found = pattern.search(text)
+        if found is None or len(found[0]) + 2 > width:
+            continue
+        rest = text[found.end() :]
+        room = width - len(found[0]) - 1
+        if len(rest) <= room:
+            head = room - len(rest)
+            return text[:head] + ELLIPSIS + found[0] + rest
+        return ELLIPSIS + found[0] + ELLIPSIS + rest[len(rest) - room + 1 :]
+    return ""
 
 
 class Panel(Widget):
