@@ -21,7 +21,7 @@ def main() -> None:
     args = parser.parse_args()
 
     from shardyard_tui import app as app_module
-    from shardyard_tui.facts import Opened
+    from shardyard_tui.facts import Document, Opened
 
     found = checkpoints()
     if args.rows:
@@ -29,6 +29,12 @@ def main() -> None:
         first = next(o for o in found.values() if isinstance(o, Opened))
         found = {path: dataclasses.replace(first, path=path, table=large_table(args.rows))}
     engine = FakeEngine(found)
+    if os.environ.get("SUPPORT_FAULT"):
+
+        async def fault() -> Document:
+            raise ZeroDivisionError("made up for a test")
+
+        engine.doctor = fault  # type: ignore[method-assign]
     if args.job:
         engine.begin_endless_job()
     app_module.RealEngine = lambda: engine  # type: ignore[assignment, misc, return-value]

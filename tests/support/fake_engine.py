@@ -196,6 +196,7 @@ class FakeEngine:
         self.hold: asyncio.Event | None = None
         """A search waits for it after its first checkpoint."""
         self.closed = False
+        self.slurm = False
         self.stamps: dict[str, float] = {}
 
     async def scan(self, folder: str) -> AsyncIterator[Found | Scanning]:
@@ -269,6 +270,9 @@ class FakeEngine:
         return {"shardyard": "0.1.0", "python": "3.11.7", "terminal": {"term": "xterm-256color"}}
 
     # Jobs
+
+    async def has_slurm(self) -> bool:
+        return self.slurm
 
     async def jobs(self) -> list[JobView]:
         return list(self.views)

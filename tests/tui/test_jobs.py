@@ -147,3 +147,37 @@ def test_events_of_a_newer_version_are_passed_over() -> None:
     history = History()
     assert history.take([{"event": "hologram", "time": 1.0}])
     assert not history.log
+
+
+def test_damaged_events_cannot_stop_the_screens() -> None:
+    from shardyard_tui.job_book import sound
+
+    event = {
+        "event": "progress",
+        "time": 1.0,
+        "done": "many",
+        "total": None,
+        "rate": True,
+        "memory": [1],
+        "disk": {"free": "x"},
+        "item": 5,
+    }
+    clean = sound(event)
+    assert (clean["done"], clean["rate"], clean["memory"], clean["disk"], clean["item"]) == (None, None, {}, {"free": None}, "5")
+    history = History()
+    history.take([clean, clean])
+    assert history.rates() == (0.0, 0.0)
+    other = {"event": "message", "time": 1.0, "message": "x"}
+    assert sound(other) is other
+
+
+def test_a_job_folder_that_is_none_is_passed_over() -> None:
+    from shardyard.jobs import store
+    from shardyard_tui.job_book import JobBook
+
+    job = store.create(store.Spec("merge", ("/a",), "/b"))
+    broken = store.create(store.Spec("merge", ("/a",), "/b"))
+    (broken.folder / "outcome.json").write_text('{"state": "done", "time": "yesterday"}')
+    (job.folder / "events.jsonl").write_text('{"event": "progress", "time": 1, "done": {}}\nrubbish\n')
+    (store.root() / "note").mkdir()
+    assert [view.id for view in JobBook().jobs()] == [job.id]

@@ -180,3 +180,33 @@ def test_a_shrink_shows_what_each_file_gives_back() -> None:
     text = "\n".join("".join(part for part, _ in line) for line in plan_lines(shown, request, 200))
     assert "a.bin: 3 GiB → 1 GiB" in text.replace(".0 ", " ") and "b.bin: left as it is: every stored byte is used" in text
     assert "replaced once the new one was read back" in text and "Nothing under the source" not in text
+
+
+async def test_where_there_is_slurm_a_job_can_be_handed_to_it() -> None:
+    engine = FakeEngine()
+    engine.slurm = True
+    async with running(engine) as it:
+        await it.press("j", "m", "G", "space", *"partition=cpu,time=1:00:00", "enter")
+        assert "--slurm=partition=cpu,time=1:00:00" in it.words
+        await it.press("enter")
+        assert engine.started[0].slurm == {"partition": "cpu", "time": "1:00:00"}
+        assert engine.started[0].options == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments"),
+    [
+        ({"dtype": "bfloat16", "tied": "both", "max_shard_size": "500MB", "overwrite": "yes", "select": "*.a *.b"}, 5),
+        ({"format": "torch", "verify": "full", "strip_prefix": "none", "lora": "fold", "allow_incomplete": "yes"}, 5),
+        ({"like": "/base", "exclude": "x", "keep_dtype": "y", "tag": "global_step1", "slurm": "time=5"}, 5),
+    ],
+)
+def test_what_y_copies_is_what_the_command_line_takes(values: dict[str, str], arguments: int) -> None:
+    import shlex
+
+    from shardyard import cli
+    from shardyard_tui.plan_text import slurm_of
+
+    request = JobRequest("export", ("/src",), "/out", options_of(values), slurm_of(values))
+    parsed = cli.parser(load=["export"]).parse_args(shlex.split(command(request))[1:])
+    assert sum(getattr(parsed, name) not in (None, False, [], ()) for name in values) == arguments

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardyard_tui.facts import Document, JobRequest, Opened, TensorDetail
+from shardyard_tui.facts import Document, EngineError, JobRequest, Opened, PieceFacts, TensorDetail
+from shardyard_tui.screens.tensor import place_of
 from shardyard_tui.widgets.byte_map import cells
 from support.fake_engine import ROOT, FakeEngine, checkpoints, relation
 from support.pilot import running

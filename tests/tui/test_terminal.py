@@ -241,3 +241,18 @@ def test_importing_the_app_is_light() -> None:
     ).stdout.split()
     assert out[1] == "False"
     assert int(out[0]) < 700
+
+
+def test_a_fault_of_our_own_is_one_sentence_and_a_file() -> None:
+    with started(SUPPORT_FAULT="1") as terminal:
+        terminal.send("D")
+        assert terminal.wait() == 6
+        said = text(terminal.output)
+        assert b"shardyard has a fault and had to stop; jobs go on." in said
+        assert b"Traceback" not in said
+        place = re.search(rb"/\S+shardyard-fault-\S+\.txt", said)
+        assert place is not None
+        details = Path(place[0].decode())
+        assert "made up for a test" in details.read_text()
+        details.unlink()
+        assert terminal.modes_now() == terminal.modes

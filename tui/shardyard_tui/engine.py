@@ -12,6 +12,7 @@ import contextlib
 import os
 import pickle
 import queue
+import shutil
 import struct
 import sys
 import threading
@@ -82,6 +83,10 @@ class Engine(Protocol):
 
     async def doctor(self) -> Document:
         """What `shardyard doctor --json` says."""
+        ...
+
+    async def has_slurm(self) -> bool:
+        """Whether jobs can be handed to Slurm from here."""
         ...
 
     async def jobs(self) -> list[JobView]:
@@ -319,6 +324,9 @@ class RealEngine:
 
             self._book = JobBook()
         return self._book
+
+    async def has_slurm(self) -> bool:
+        return await self._aside.do(lambda: shutil.which("sbatch") is not None)
 
     async def jobs(self) -> list[JobView]:
         return await self._aside.do(lambda: self._jobs_book().jobs())

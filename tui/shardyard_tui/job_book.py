@@ -39,13 +39,18 @@ class JobBook:
         """All jobs, the newest first."""
         found = store.jobs()
         store.refresh(found)
-        return [self._view(job) for job in found]
+        views = []
+        for job in found:
+            # A folder that somebody else's program damaged is passed over, as `jobs list` does with what is no job.
+            with contextlib.suppress(OSError, ShardyardError, ValueError, KeyError, TypeError):
+                views.append(self._view(job))
+        return views
 
     def events(self, job: str, offset: Mapping[str, int]) -> tuple[list[Document], Mapping[str, int]]:
         """Events of one job after `offset`."""
         with said():
             events, after = store.find(job).events(offset)
-            return list(events), after
+            return [sound(event) for event in events], after
 
     def rows(self, job: str, offset: int) -> tuple[list[Document], int]:
         """Whole lines of the job's rows file after `offset`, at most `MOST_ROWS_BYTES` at once."""
@@ -95,7 +100,7 @@ class JobBook:
             events, tail.offset = job.events(tail.offset)
             for event in tail.combined.take(events):
                 if event["event"] == "progress":
-                    tail.progress = event
+                    tail.progress = sound(event)
         owner = job.owner()
         view = JobView(
             id=job.id,
@@ -126,3 +131,28 @@ def said() -> Iterator[None]:
         yield
     except ShardyardError as error:
         raise EngineError(error.message, type(error).__name__, getattr(error, "candidates", ())) from error
+    except OSError as error:
+        raise EngineError(f"The job folder cannot be used: {(error.strerror or str(error)).lower()}.", "JobError") from error
+
+
+def sound(event: Document) -> Document:
+    """The event with numbers where numbers belong: what the screens compute with must not be able to stop them."""
+    if event.get("event") != "progress":
+        return event
+    groups = {key: _numbers(event.get(key), ()) for key in ("memory", "disk")}
+    return {
+        **event,
+        **_numbers(event, ("done", "total", "read", "written", "rate", "eta")),
+        **groups,
+        "item": str(event.get("item") or ""),
+    }
+
+
+def _numbers(given: object, names: tuple[str, ...]) -> dict[str, float | int | None]:
+    """The named values (all, without names), None where one is no number."""
+    values = given if isinstance(given, Mapping) else {}
+    wanted = names or tuple(values)
+    return {
+        str(name): value if isinstance(value := values.get(name), (int, float)) and not isinstance(value, bool) else None
+        for name in wanted
+    }

@@ -29,7 +29,7 @@ def options_of(values: Mapping[str, str]) -> dict[str, Any]:
     """Options that were asked for, as a job takes them."""
     options: dict[str, Any] = {}
     for name, value in values.items():
-        if name == "out" or value == DEFAULTS.get(name, ""):
+        if name in ("out", "slurm") or value == DEFAULTS.get(name, ""):
             continue
         if name in FLAGS:
             options[name] = value == "yes"
@@ -38,6 +38,15 @@ def options_of(values: Mapping[str, str]) -> dict[str, Any]:
         else:
             options[name] = value
     return options
+
+
+def slurm_of(values: Mapping[str, str]) -> dict[str, str] | None:
+    """What is asked of Slurm; None: the job runs on this machine."""
+    text = values.get("slurm", "").strip()
+    if not text:
+        return None
+    pairs = (part.partition("=") for part in text.replace(" ", ",").split(",") if part)
+    return {key.strip(): value.strip() for key, _, value in pairs if value}
 
 
 def command(request: JobRequest) -> str:
@@ -58,6 +67,8 @@ def command(request: JobRequest) -> str:
                 words += [option, str(one)]
         else:
             words += [option, str(value)]
+    if request.slurm is not None:
+        words.append("--slurm=" + ",".join(f"{key}={value}" for key, value in request.slurm.items()))
     return shlex.join(words)
 
 

@@ -6,6 +6,7 @@ only, and refusals are made here, before a byte of tensor data is read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from textual.containers import Vertical
 from shardyard_tui import units
 from shardyard_tui.facts import Document, EngineError, JobRequest, Opened
 from shardyard_tui.glyphs import ERROR
-from shardyard_tui.plan_text import DEFAULTS, checks, command, options_of, plan_lines
+from shardyard_tui.plan_text import DEFAULTS, checks, command, options_of, plan_lines, slurm_of
 from shardyard_tui.screens.page import Page
 from shardyard_tui.widgets.choices import Choice, Choices
 from shardyard_tui.widgets.panel import Line
@@ -30,6 +31,7 @@ _DTYPE = Choice("dtype", "Dtype", ("", "float32", "bfloat16", "float16"), shown=
 _DTYPE_EXPORT = Choice("dtype", "Dtype", ("", "keep", "float32", "bfloat16", "float16"),
                        shown=("as config.json says", "as stored", "float32", "bfloat16", "float16"))  # fmt: skip
 _TIED = Choice("tied", "Tied", ("auto", "once", "both"), "auto: once where a loader restores it")
+_SLURM = Choice("slurm", "Slurm", note="such as partition=cpu,time=1:00:00; empty: on this machine")
 _MORE = (
     Choice("max_shard_size", "Shard size", note="such as 5GB, 500MB, none"),
     _TIED,
@@ -80,6 +82,7 @@ class Plan(Page):
         self.plan: Document | None = None
         self.problem = ""
         self.values: dict[str, str] = {}
+        self.has_slurm = False
         self.labels = {"export": "all options"} if self.short else {}
 
     @property
@@ -112,6 +115,8 @@ class Plan(Page):
 
     def _show_choices(self) -> None:
         choices = choices_for(self.verb, self.opened, short=self.short)
+        if self.has_slurm:
+            choices.append(_SLURM)
         self.options.show(choices, self.values)
         self.options.styles.height = min(len(choices) + 2, max(5, self.size.height // 2))
 
@@ -128,9 +133,14 @@ class Plan(Page):
     @work(exclusive=True, group="plan")
     async def make_first(self) -> None:
         """Choose an output that is free, then plan."""
-        if not self.values.get("out"):
-            self.values["out"] = await self.home.engine.default_out(self.opened.path, self.verb, self.home.started_in)
+        engine = self.home.engine
+        with contextlib.suppress(EngineError):
+            # Without a proposal the output is typed; the plan says what else is wrong.
+            self.values["out"] = await engine.default_out(self.opened.path, self.verb, self.home.started_in)
             self.options.refresh()
+        self.has_slurm = await engine.has_slurm()
+        if self.has_slurm:
+            self._show_choices()
         await self._make()
 
     @work(exclusive=True, group="plan")
@@ -167,7 +177,7 @@ class Plan(Page):
         """The job that Enter starts."""
         options = options_of(self.values)
         out = None if options.get("in_place") else self.values.get("out") or None
-        return JobRequest(self.verb, (self.opened.path,), out, options)
+        return JobRequest(self.verb, (self.opened.path,), out, options, slurm_of(self.values))
 
     @on(Choices.Changed)
     def _changed(self) -> None:
