@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.errors import IncompleteError, JobError, NoRoomError, UsageError
+from shardyard.errors import DamagedError, IncompleteError, JobError, NoRoomError, UsageError
 from shardyard.jobs import events, launch, store
 from shardyard.jobs.folder import Spec, State
 from shardyard.jobs.owner import LOST_AFTER_S, Owner
@@ -215,6 +215,13 @@ def test_failures_end_as_one_sentence(tmp_path: Path, how: str, kind: str, words
         assert (error.code, error.path, error.tensors) == ("missing-rank", "x.pt", ("a", "b"))
     traceback = (job.folder / "log.txt").read_text()
     assert ("Traceback" in traceback) == (how != "ours")
+
+
+def test_an_error_of_a_kind_that_only_a_reader_knows_keeps_its_exit_code() -> None:
+    from shardyard.formats.pickles import PickleError
+
+    error = events.error_of(events.error_event(PickleError("model.pt, data.pkl: it ends before its end.", path="model.pt")))
+    assert isinstance(error, DamagedError) and error.message.startswith("model.pt")
 
 
 def test_an_unknown_verb_fails_in_words(tmp_path: Path) -> None:

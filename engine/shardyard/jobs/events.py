@@ -127,8 +127,9 @@ def _fullness(memory: Mapping[str, Any]) -> float:
 
 
 def error_event(error: errors.ShardyardError) -> Event:
-    """The payload of an `error` event; `error` names the class, which decides the exit code."""
-    event: Event = {"error": type(error).__name__, "message": error.message, "path": error.path, "tensors": list(error.tensors)}
+    """The payload of an `error` event; `error` names the class of `shardyard.errors` that it is of: it decides the exit code."""
+    kind = next(k for k in type(error).__mro__ if k.__module__ == errors.__name__)
+    event: Event = {"error": kind.__name__, "message": error.message, "path": error.path, "tensors": list(error.tensors)}
     if isinstance(error, errors.CheckpointError):
         event["code"] = error.code
     if isinstance(error, errors.AmbiguousError):
