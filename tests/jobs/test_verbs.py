@@ -47,7 +47,8 @@ def test_merge_then_compare_and_describe(tmp_path: Path) -> None:
     assert len(rows(described, statistics)) == result["tensors"]
     _, scanned = run("scan", tmp_path / "merged")
     assert scanned["event"] == "result"
-    _, deep = run("inspect-deep", tmp_path / "merged")
+    read, deep = run("inspect-deep", tmp_path / "merged")
+    assert read.title == "inspect --deep merged"
     assert deep["checkpoints"][0]["complete"] and "values" in deep["checkpoints"][0]["checked"]
 
 

@@ -101,7 +101,8 @@ class JobFolder:
     def title(self) -> str:
         """One line that tells it from others."""
         sources = ", ".join(printable(os.path.basename(s.rstrip("/")) or s) for s in self.spec.sources)
-        return f"{self.spec.verb} {sources}" + (
+        verb = "inspect --deep" if self.spec.verb == "inspect-deep" else self.spec.verb
+        return f"{verb} {sources}" + (
             f" -> {printable(os.path.basename(self.spec.out.rstrip('/')))}" if self.spec.out else ""
         )
 
