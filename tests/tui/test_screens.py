@@ -9,7 +9,9 @@ import pytest
 
 from shardyard_tui.facts import Document, EngineError, JobRequest, Opened, PieceFacts, TensorDetail
 from shardyard_tui.screens.tensor import place_of
+from shardyard_tui.table import TensorTable
 from shardyard_tui.widgets.byte_map import cells
+from shardyard_tui.widgets.sheet import fact
 from support.fake_engine import ROOT, FakeEngine, checkpoints, relation
 from support.pilot import running
 
@@ -61,6 +63,20 @@ async def test_pieces_that_cannot_be_found_are_not_looked_for_for_ever() -> None
         await it.press(*TO_HF, "enter", "i")
         assert "There is no" in it.words
         assert "Pieces not known" in it.words
+
+
+async def test_a_checkpoint_that_cannot_be_read_is_not_said_to_hold_no_tensors() -> None:
+    found = checkpoints()
+    actor = found[f"{ROOT}/qwen-ppo/actor"]
+    assert isinstance(actor, Opened)
+    async with running(FakeEngine({actor.path: replace(actor, table=TensorTable())})) as it:
+        await it.press("j", "enter", "i")
+        assert "No tensor can be read: Rank 3 of 8 is missing" in " ".join(it.text.split())
+        assert it.said == "There is no tensor under the cursor."
+
+
+def test_a_narrow_fact_keeps_a_space_after_its_label() -> None:
+    assert "".join(text for text, _ in fact("The same as", "norm", 30)[0]) == "The same as norm"
 
 
 async def test_a_key_that_does_nothing_here_says_so() -> None:

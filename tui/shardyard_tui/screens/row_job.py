@@ -121,6 +121,9 @@ class RowJob(Page):
         rows = [*self.rows_so_far, *self.more_rows()]
         if len(rows) != len(self.rows.all):
             self.rows.set_rows(rows, keep=True)
+        if self.problem or (self.job is not None and not self.job.running):
+            self.rows.empty = "No rows: it ended before any tensor was done." if self.result is None else "No rows."
+            self.rows.refresh_inside()
         self.rows.title = self.sum_up(rows) or "Tensors"
         said = self.query_one("#said", Sheet)
         said.write(self._said, keep=True)

@@ -37,6 +37,8 @@ class Tensors(CheckpointActions):
 
     def on_mount(self) -> None:
         super().on_mount()
+        if not self.opened.report.get("complete") and self.opened.findings:
+            self.rows.empty = f"No tensor can be read: {self.opened.findings[0].get('message', '')} h says more."
         self.rows.show(self.opened.table)
         self.rows.focus()
         self._title()
@@ -67,6 +69,7 @@ class Tensors(CheckpointActions):
         """One tensor closer; a folded row opens to its tensors."""
         row = self.rows.current
         if row is None:
+            self.say("There is no tensor under the cursor.", "dim")
             return
         if not isinstance(row, int):
             pattern = row.name.replace("#", r"\d+")

@@ -86,7 +86,7 @@ def wrap(text: str, width: int, style: str = "text", *, indent: int = 0, first: 
 def fact(label: str, value: str, width: int, style: str = "text", *, indent: int = 12) -> list[Line]:
     """`Label      value`, the value wrapped under itself."""
     if width < NARROW and indent == 12:
-        indent = 9
+        indent = max(9, len(label) + 1)
     return wrap(value, width, style, indent=indent, first=label)
 
 
