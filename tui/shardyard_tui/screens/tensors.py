@@ -38,7 +38,7 @@ class Tensors(CheckpointActions):
     def on_mount(self) -> None:
         super().on_mount()
         if not self.opened.report.get("complete") and self.opened.findings:
-            self.rows.empty = f"No tensor can be read: {self.opened.findings[0].get('message', '')} h says more."
+            self.rows.empty = "No tensor can be read here; h says why."
         self.rows.show(self.opened.table)
         self.rows.focus()
         self._title()
