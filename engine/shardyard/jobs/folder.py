@@ -102,9 +102,7 @@ class JobFolder:
         """One line that tells it from others."""
         sources = ", ".join(printable(os.path.basename(s.rstrip("/")) or s) for s in self.spec.sources)
         verb = "inspect --deep" if self.spec.verb == "inspect-deep" else self.spec.verb
-        return f"{verb} {sources}" + (
-            f" -> {printable(os.path.basename(self.spec.out.rstrip('/')))}" if self.spec.out else ""
-        )
+        return f"{verb} {sources}" + (f" -> {printable(os.path.basename(self.spec.out.rstrip('/')))}" if self.spec.out else "")
 
     def outcome(self) -> dict[str, Any] | None:
         """How it ended: `{"state", "time", …}` with the error's payload where it failed; None before it ended."""
