@@ -599,7 +599,7 @@ def test_equal_merges_give_equal_bytes(source: Path, tmp_path: Path) -> None:
 def test_a_writer_that_writes_nothing_is_noticed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from shardyard.operations.merge import transfer
 
-    monkeypatch.setattr(transfer, "_write", lambda fd, view, offset: None)
+    monkeypatch.setattr(transfer, "write_at", lambda fd, data, offset: None)
     for verify in ("none", "sample", "full"):
         with pytest.raises(JobError):
             run(source, tmp_path / "out", verify=verify)

@@ -1,4 +1,4 @@
-"""Starting the write-back of what was written, so that the last sync finds little left to do.
+"""Writing large files: in calls that the page cache likes, with the write-back started early, so that the last sync is short.
 
 A synced GiB takes 0.53 s this way, 0.83 s without.  It only starts the write-back; it is never proof that data is on disk.
 """
@@ -9,7 +9,17 @@ import os
 from collections.abc import Callable
 from functools import cache
 
+CALL = 128 << 10
+"""Bytes of one call. The kernel takes runs of memory as long as the call; where free memory is in pieces, or must be fetched from a
+hypervisor, calls of 512 KiB and more take two to four times the processor time."""
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data` at `offset`."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done : done + CALL], offset + done)
 
 
 @cache

@@ -26,14 +26,12 @@ from shardyard.operations.merge.outputs import Segment
 from shardyard.operations.merge.plan import Plan, Unit
 from shardyard.operations.merge.sources import Seen, SourceChecks, check_records
 from shardyard.operations.merge.written import Written
-from shardyard.operations.write_back import start_write_back
+from shardyard.operations.write_back import start_write_back, write_at
 
 if TYPE_CHECKING:
     from shardyard.operations.merge.low_rank import LowRank
 
 BLOCK = gather.BLOCK
-WRITE = 128 << 10
-"""Bytes a call writes. The kernel looks for runs of memory as long as the call; where they are scarce, a MiB took double time."""
 BATCH_S = 2.0
 BATCH_BYTES = 512 << 20
 MOST_STRIDED_BYTES = 64 << 20
@@ -200,7 +198,7 @@ class _UnitWork:
                 self.done.first = len(view), zlib.crc32(view)
             elif verify == "full":
                 crc = zlib.crc32(view, crc)
-            _write(fd, view, position)
+            write_at(fd, view, position)
             self.transfer.moved(len(view), self.item)
             position = end
         if verify == "full":
@@ -340,9 +338,3 @@ def _scratch(nbytes: int) -> memoryview:
     if buffer is None or len(buffer) < nbytes:
         buffer = _threads.cast = bytearray(nbytes)
     return memoryview(buffer)[:nbytes]
-
-
-def _write(fd: int, view: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done : done + WRITE], offset + done)

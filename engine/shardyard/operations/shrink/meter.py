@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
 
 from shardyard.files import FileHandles
 from shardyard.operations import gather
 from shardyard.operations.context import Context, Progress
-from shardyard.operations.write_back import start_write_back
+from shardyard.operations.write_back import start_write_back, write_at
 
 BLOCK = gather.BLOCK
 _WRITE_BACK = 64 << 20
@@ -49,11 +48,8 @@ class Output:
         self._started = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        while len(view):
-            n = os.pwrite(self.fd, view, self.position)
-            self.position += n
-            view = view[n:]
+        write_at(self.fd, memoryview(data), self.position)
+        self.position += len(data)
         if self.position - self._started >= _WRITE_BACK:
             start_write_back(self.fd, self._started, self.position)
             self._started = self.position

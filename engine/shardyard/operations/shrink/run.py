@@ -25,10 +25,10 @@ from shardyard.operations.shrink.plan import FilePlan, ShrinkPlan, report_lines,
 from shardyard.operations.shrink.planning import reason_it_stays, shrinking
 from shardyard.operations.shrink.replace import Fingerprint, replace, sync_folder, write_beside
 from shardyard.operations.shrink.ties import differing_message, tied_copies
+from shardyard.operations.write_back import CALL
 from shardyard.text import printable
 
 _FICLONE = 0x40049409
-_COPY_BLOCK = 8 << 20
 _PLAN, _DONE, _LOCK = "shrink.json", "done.jsonl", "lock"
 
 
@@ -219,7 +219,7 @@ class _Run:
                 fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
                 self.meter.step(done=nbytes)
             except OSError:
-                while block := old.read(_COPY_BLOCK):
+                while block := old.read(CALL):
                     new.write(block)
                     self.meter.step(read=len(block), written=len(block), done=len(block))
             new.flush()
