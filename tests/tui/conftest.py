@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shardyard_tui import terminal
-from shardyard_tui.screens import browser, files
+from shardyard_tui.screens import files, opener
 from support.fake_engine import NOW
 
 
@@ -16,7 +16,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stands still, and a machine of a fixed name."""
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(terminal, "host_and_user", lambda: ("login3", "anna"))
-    for screen in (browser, files):
+    for screen in (files, opener):
         monkeypatch.setattr(screen, "REST_S", 0.01)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
