@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 
 CALL = 128 << 10
-"""Bytes of one call. The kernel takes runs of memory as long as the call; where free memory is in pieces, or must be fetched from a
+"""Bytes of one call. The kernel takes runs of memory as long as the call; where free memory is in pieces, or must be got from a
 hypervisor, calls of 512 KiB and more take two to four times the processor time."""
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 
