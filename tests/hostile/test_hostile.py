@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hostile.inspect_all import problems
+from shardyard.operations.inspect import report
 from support.checkpoints import fixture_root
 
 SCRIPT = Path(__file__).with_name("inspect_all.py")
@@ -81,3 +82,9 @@ def said(path: str) -> str:
 )
 def test_the_sentence_names_the_cause(path: str, words: str) -> None:
     assert words in said(path)
+
+
+def test_a_view_that_repeats_a_value_without_end_has_no_hash() -> None:
+    (checkpoint,) = report(fixture_root() / "hostile" / "pickle" / "shape_expand_zero_stride.pt", hashes=True)["checkpoints"]
+    rows = checkpoint["tensor_list"]
+    assert isinstance(rows, list) and [(row["name"], row["bytes"], row["sha256"]) for row in rows] == [("w", 4 * 10**12, None)]

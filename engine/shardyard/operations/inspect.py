@@ -185,12 +185,14 @@ class _Asked:
 
     def _hash(self, tensor: Tensor) -> str | None:
         from shardyard.operations import gather
+        from shardyard.operations.bounds import refuse_endless
 
         self.context.check()
         if tensor.layout is None:
             return None
         digest = hashlib.sha256()
         try:
+            refuse_endless([tensor])
             for _, block in gather.blocks(tensor, self.handles):
                 digest.update(block)
         except ShardyardError:
