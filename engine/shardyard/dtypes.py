@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from shardyard.text import printable
+
 
 class Kind(Enum):
     """What the bits mean, as far as casts and statistics care."""
@@ -124,5 +126,5 @@ SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64":
 
 
 def unknown(name: str) -> DType:
-    """A dtype that this version does not know: shown by name, moved as bytes, never cast."""
-    return DType(name, 0, Kind.OPAQUE, name)
+    """A dtype that this version does not know: shown by name, which is a stranger's text, moved as bytes, never cast."""
+    return DType(printable(name, 80), 0, Kind.OPAQUE, name)
