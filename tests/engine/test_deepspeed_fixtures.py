@@ -39,6 +39,13 @@ def open_case(case: Path, options: OpenOptions | None = None) -> Checkpoint:
     return candidate.open(options)
 
 
+def aliases(known: dict[str, object]) -> set[str]:
+    """Names that are another name's weight: a universal folder holds their 16-bit copies."""
+    groups = known["tied_groups"]
+    assert isinstance(groups, list)
+    return {name for group in groups for name in group[1:]}
+
+
 def ids(case: Path) -> str:
     return case.name
 
@@ -61,7 +68,7 @@ def test_the_masters_of_each_run_come_out_bit_for_bit(case: Path) -> None:
     elif isinstance(lost, list):
         assert blocking(found) == {"missing-tensor"}
         assert sorted(differences(found.tensors, truth, options.handles)) == [f"no data for {n}" for n in lost]
-    elif case.name.startswith("universal") and isinstance(known["mismatch"], dict) and len(known["mismatch"]) > 1:
+    elif case.name.startswith("universal") and isinstance(known["mismatch"], dict) and set(known["mismatch"]) - aliases(known):
         assert blocking(found) == {"corrupt"} and not found.mergeable
     elif known["zero_stage"] == 0 and "pp" in known:
         assert differences(found.tensors, answers(case / "expected_layers.safetensors"), options.handles) == []
@@ -83,7 +90,8 @@ def test_kind_world_and_step_are_told(case: Path) -> None:
     else:
         assert found.kind.value == f"deepspeed-zero{stage}"
     assert found.world_size == known["world_size"]
-    assert found.tag is not None and found.tag.removesuffix("_universal") == f"global_step{found.step}"
+    (latest,) = root(case).glob("latest*")
+    assert found.tag == latest.read_text() and found.step is not None
     assert found.metadata.get("ds_version", "0.3.16") == known.get("ds_version", "0.19.8")
 
 
@@ -96,10 +104,10 @@ def test_buffers_frozen_weights_and_ties_are_marked(case: Path) -> None:
         assert {n for n, t in found.tensors.items() if t.role is Role.BUFFER} == set(buffers)
     if isinstance(frozen, list) and known["zero_stage"] != 0:
         marked = {n for n, t in found.tensors.items() if t.trainable is False}
-        assert isinstance(left_out, list) and marked == set(frozen) - set(left_out)
+        assert isinstance(left_out, list)
+        assert marked - aliases(known) == set(frozen) - set(left_out)
     if isinstance(tied, list) and not known.get("aliases_without_owner_on_disk"):
         assert sorted(sorted(t.names) for t in found.ties) == sorted(sorted(g) for g in tied)
-        assert all(t.names[0] in g for t, g in zip(found.ties, tied, strict=True))
     partial = [f for f in found.findings if f.code == "partial"]
     assert len(partial) == bool(left_out) and all(f.blocks is Blocks.NOTHING for f in partial)
 
