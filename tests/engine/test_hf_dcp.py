@@ -116,7 +116,7 @@ def test_a_rank_that_has_only_some_of_its_files_is_missed(tmp_path: Path) -> Non
     assert open_folder(write_two_files(tmp_path)).complete
     (tmp_path / "shard-00003-model-00002-of-00002.safetensors").unlink()
     found = find(open_folder(tmp_path), "missing-shard")
-    assert found.blocks is Blocks.UNLESS_ALLOWED and found.tensors == ("v",) and "Shard 3 has no file numbered 2" in found.message
+    assert found.blocks is Blocks.MERGE and found.tensors == ("v",) and "Shard 3 has no file numbered 2" in found.message
 
 
 def test_a_shard_under_another_files_number_is_refused(tmp_path: Path) -> None:

@@ -79,13 +79,14 @@ class Shards:
             short = [t for t in self._tensors_of(number) if t in parts and _ends_early(parts[t], most)]
             lost = sorted(known - there)
             if short and lost:
+                # Other tensors of that number may end there too without a trace, so that none of their shapes can be trusted.
                 yield Finding(
                     "missing-shard",
                     Severity.ERROR,
                     f"Shard {lost[0]} has no file numbered {number}, and {printable(short[0], 120)} ends there.",
                     "Copy it from the node that wrote it, or give that node's folder as a further source.",
                     tensors=tuple(short[:_MOST_NAMED]),
-                    blocks=Blocks.UNLESS_ALLOWED,
+                    blocks=Blocks.MERGE,
                 )
 
     def _tensors_of(self, number: int) -> list[str]:
