@@ -37,8 +37,6 @@ def prepare(plan: Plan) -> None:
         _claim(plan)
         for file in plan.files:
             _create(place.files / file.name, file.nbytes)
-        _sync_folder(place.files)
-        _sync_folder(place.staging)
     except OSError as error:
         full = disk.no_room(error, place.staging, plan.nbytes)
         raise full or NoRoomError(
@@ -50,10 +48,12 @@ def prepare(plan: Plan) -> None:
 def _drop_orphaned_ledgers(plan: Plan) -> None:
     """Begin anew if a file that a ledger speaks of is gone: its fresh zeros must not count as done.
 
-    A ledger is only made once all files are there, so files that another task is making now have none yet.
+    A ledger is only made once all files are there, so files that another task is making now have none yet.  Nothing that
+    `prepare` makes is synced: what a crash of the machine takes away is made again here.
     """
     folder = plan.place.staging
-    if not begun(plan) or not any(folder.glob("ledger-*.jsonl")):
+    found = _read_json(folder / PLAN)
+    if (found is not None and found.get("hash") != plan.hash) or not any(folder.glob("ledger-*.jsonl")):
         return
     for file in plan.files:
         path = plan.place.files / file.name
@@ -68,7 +68,7 @@ def _claim(plan: Plan) -> None:
     found = _read_json(path)
     if found is None:
         row = {"hash": plan.hash, "settings": settings(plan.options), "sources": plan.sources, "format": plan.summary["format"]}
-        write_durably(path, json.dumps(row).encode())
+        write_whole(path, json.dumps(row).encode())
     elif found.get("hash") != plan.hash:
         raise OutputExistsError(
             f"{printable(str(plan.place.staging))} holds an unfinished merge with {_difference(plan, found)}; "
@@ -211,16 +211,22 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """A small file, whole or not at all."""
+def write_whole(path: Path, data: bytes, *, durably: bool = False) -> None:
+    """A small file, whole or not at all; `durably` also after a crash of the machine."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         os.write(fd, data)
-        os.fsync(fd)
+        if durably:
+            os.fsync(fd)
     finally:
         os.close(fd)
     os.rename(temporary, path)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """`write_whole`, durably."""
+    write_whole(path, data, durably=True)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
