@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,14 @@ def test_the_config_is_found_beside_above_and_in_huggingface() -> None:
     checkpoint = open_folder(cases("dcp", "verl_fsdp2_1d_w3")[0] / "global_step_2/actor")
     assert checkpoint.config is not None and checkpoint.config["model_type"] == "qwen2"
     assert checkpoint.config_folder is not None and checkpoint.config_folder.name == "huggingface"
+
+
+@pytest.mark.parametrize("part", [p for p in saved_parts("hf_") if p.kind == "dcp-safetensors-shards"], ids=lambda p: p.case)
+def test_no_choice_of_the_hugging_face_shards_passes_for_the_whole_model(part: SavedPart, tmp_path: Path) -> None:
+    shards = sorted(p.name for p in part.folder.glob("shard-*"))
+    for number, chosen in enumerate(n for k in range(1, len(shards)) for n in combinations(shards, k)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in chosen:
+            (folder / name).symlink_to(part.folder / name)
+        assert not open_folder(folder).complete, chosen

@@ -15,6 +15,7 @@ from shardyard.findings import Blocks, Finding
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.dcp import hugging_face as hf_dcp
 from shardyard.formats.folder import Folder
+from shardyard.health import verdict
 from support.truth import contents
 
 WEIGHT = np.arange(6 * 4, dtype=np.float32).reshape(6, 4)
@@ -102,6 +103,62 @@ def test_a_shard_that_adds_nothing_may_be_anothers_copy(tmp_path: Path) -> None:
     assert found.blocks is Blocks.UNLESS_ALLOWED and "shard-00003" in found.message and "shard-00001" in found.message
 
 
+LLAMA = {
+    "model.embed_tokens.weight": (30, 8),
+    "model.layers.0.input_layernorm.weight": (8,),
+    "model.layers.0.self_attn.q_proj.weight": (8, 8),
+    "model.layers.0.self_attn.o_proj.weight": (8, 8),
+    "model.layers.0.mlp.up_proj.weight": (20, 8),
+    "model.layers.0.mlp.down_proj.weight": (8, 20),
+    "model.norm.weight": (8,),
+}
+OTHER = {"net.wte.weight": (30, 8), "net.mix.weight": (20, 8)}
+
+
+def save_cut(folder: Path, model: dict[str, tuple[int, ...]], ranks: int, words: int | None = None) -> Path:
+    """A model cut among ranks by rows, as FSDP does, and its config.json."""
+    whole = {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in model.items()}
+    for rank in range(ranks):
+        rows = {name: -(-array.shape[0] // ranks) for name, array in whole.items()}
+        here = {name: array[rank * rows[name] : (rank + 1) * rows[name]] for name, array in whole.items()}
+        at = {name: (rank * rows[name], *[0] * (array.ndim - 1)) for name, array in whole.items()}
+        write(folder, rank + 1, {name: (at[name], array) for name, array in here.items() if len(array)})
+    if words is not None:
+        (folder / "config.json").write_text(json.dumps({"vocab_size": words}))
+    return folder
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize(("model", "words"), [(LLAMA, None), (LLAMA, 30), (OTHER, 30)])
+def test_without_the_last_ranks_shards_nothing_is_merged(
+    tmp_path: Path, model: dict[str, tuple[int, ...]], words: int | None, lost: int
+) -> None:
+    save_cut(tmp_path, model, 4, words)
+    for rank in range(4, 4 - lost, -1):
+        (tmp_path / f"shard-{rank:05}-model-00001-of-00001.safetensors").unlink()
+    checkpoint = open_folder(tmp_path)
+    found = find(checkpoint, "missing-shard")
+    assert found.blocks is Blocks.MERGE and f"more ranks than {4 - lost} wrote" in found.message
+    assert all(checkpoint.tensors[name].shape[0] < model[name][0] for name in found.tensors)
+
+
+@pytest.mark.parametrize(("words", "known"), [(30, True), (29, False), (None, False)])
+def test_the_number_of_words_proves_that_all_ranks_shards_are_here(tmp_path: Path, words: int | None, known: bool) -> None:
+    checkpoint = open_folder(save_cut(tmp_path, LLAMA, 4, words))
+    assert checkpoint.complete
+    assert [f.code for f in checkpoint.findings] == ([] if known else ["unknown-extent"])
+    assert ("ranks" in checkpoint.checked) == known
+    assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == LLAMA
+
+
+def test_where_no_name_is_known_it_is_said_that_the_end_is_not(tmp_path: Path) -> None:
+    save_cut(tmp_path, {"net.mix.weight": (20, 8)}, 4)
+    (tmp_path / "shard-00004-model-00001-of-00001.safetensors").unlink()
+    checkpoint = open_folder(tmp_path)
+    assert [f.code for f in checkpoint.findings] == ["unknown-extent"]
+    assert verdict(checkpoint).startswith("As far as its files tell, the whole model in float32: 1 tensor")
+
+
 def write_two_files(folder: Path) -> Path:
     """Three ranks, two output files: `w` and its norm in the first, `v` in the second."""
     tall = np.arange(12 * 4, dtype=np.float32).reshape(12, 4)
@@ -117,6 +174,25 @@ def test_a_rank_that_has_only_some_of_its_files_is_missed(tmp_path: Path) -> Non
     (tmp_path / "shard-00003-model-00002-of-00002.safetensors").unlink()
     found = find(open_folder(tmp_path), "missing-shard")
     assert found.blocks is Blocks.MERGE and found.tensors == ("v",) and "Shard 3 has no file numbered 2" in found.message
+
+
+def test_an_output_file_of_which_no_rank_has_a_part_is_missed(tmp_path: Path) -> None:
+    for path in write_two_files(tmp_path).glob("*-00001-of-*"):
+        path.unlink()
+    found = find(open_folder(tmp_path), "missing-shard")
+    assert found.blocks is Blocks.UNLESS_ALLOWED and "No rank's file numbered 1 of 2 is here" in found.message
+
+
+def test_shards_of_two_saves_are_refused(tmp_path: Path) -> None:
+    write_two_files(tmp_path)
+    write(tmp_path, 4, {"norm": ((0,), NORM)})
+    assert find(open_folder(tmp_path), "stale-file").blocks is Blocks.MERGE
+
+
+def test_a_shard_of_an_absurd_number_takes_no_memory(tmp_path: Path) -> None:
+    path = save(tmp_path) / "shard-00003-model-00001-of-00001.safetensors"
+    path.rename(tmp_path / "shard-999999999-model-00001-of-00001.safetensors")
+    assert "(and 999,999,995 more) is missing" in find(open_folder(tmp_path), "missing-shard").message
 
 
 def test_a_shard_under_another_files_number_is_refused(tmp_path: Path) -> None:

@@ -143,9 +143,9 @@ def _whole(checkpoint: Checkpoint) -> str:
     several = [p.name for p in checkpoint.parts.values() if p.model]
     if checkpoint.part is None and len(several) > 1:
         return f"It holds {len(several)} sets of weights ({listing(several, 6)}), each whole; the first has {what}."
-    return (
-        f"The whole model in {precision}: {_amounts(checkpoint)}." if precision else f"The whole model: {_amounts(checkpoint)}."
-    )
+    unsure = any(f.code == "unknown-extent" for f in checkpoint.findings)
+    whole = "As far as its files tell, the whole model" if unsure else "The whole model"
+    return f"{whole}{f' in {precision}' if precision else ''}: {_amounts(checkpoint)}."
 
 
 def _weights_name(checkpoint: Checkpoint) -> str:

@@ -1,7 +1,8 @@
 """Shards that torch.distributed.checkpoint's Hugging Face writer left: safetensors files with a part of each tensor.
 
 The header's `DCP_SHARDING_INFO` says where each part belongs.  The whole shape is not stored: it is the furthest that any part
-reaches, so parts must fill it, and the shard numbers must have no gap.  That the last ranks' files are all there cannot be seen.
+reaches, so parts must fill it, and the shard numbers must have no gap.  Whether the last ranks' files are all there is told by
+config.json and by tensors that must fit each other, or else not at all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from shardyard.checkpoint import Checkpoint, CheckpointKind, FileEntry, Part, Tensor
 from shardyard.dtypes import DType
@@ -72,12 +74,16 @@ class HfDcp:
             config_folder=config_folder,
             checked={"headers", "shapes"},
         )
-        parts = _read(checkpoint, candidate, options)
+        parts, shards = _read(checkpoint, candidate, options)
         tensors = {name: _tensor(name, of_name) for name, of_name in parts.items()}
         checkpoint.parts["model"] = Part("model", tensors, model=True)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        checkpoint.findings += shards.findings(shapes, config)
+        if shards.proven(shapes, config):
+            checkpoint.checked.add("ranks")
         numbers = {int(m[1]) for name in candidate.files if (m := SHARD.fullmatch(name))}
         checkpoint.world_size = max(numbers)
-        _check(checkpoint, tensors, sorted(set(range(1, max(numbers) + 1)) - numbers), max(numbers))
+        _check(checkpoint, tensors, numbers)
         usage = checkpoint.usage
         usage.weights = sum(t.nbytes for t in tensors.values())
         usage.wasted = sum(t.nbytes * len(t.replicas) for t in tensors.values())
@@ -88,7 +94,7 @@ class HfDcp:
 FORMAT = HfDcp()
 
 
-def _read(checkpoint: Checkpoint, candidate: Candidate, options: OpenOptions) -> dict[str, _Parts]:
+def _read(checkpoint: Checkpoint, candidate: Candidate, options: OpenOptions) -> tuple[dict[str, _Parts], Shards]:
     found: dict[str, _Parts] = {}
     shards = Shards()
     metadata: dict[str, str] = {}
@@ -102,8 +108,7 @@ def _read(checkpoint: Checkpoint, candidate: Candidate, options: OpenOptions) ->
             metadata.update({k: v for k, v in file.metadata.items() if k != _INFO})
             shards.blocks[name] = _add(found, file, name, _offsets(checkpoint, file, name))
     checkpoint.metadata = metadata
-    checkpoint.findings += shards.findings()
-    return found
+    return found, shards
 
 
 def _open(checkpoint: Checkpoint, name: str, path: str, options: OpenOptions) -> SafetensorsFile | None:
@@ -184,7 +189,7 @@ def _piece(block: Block, place: tuple[Record, int], dtype: DType, strides: tuple
     return box(record, dtype.itemsize, sizes, start, row_major(sizes, dtype.itemsize), target, strides)
 
 
-def _check(checkpoint: Checkpoint, tensors: dict[str, Tensor], gaps: list[int], highest: int) -> None:
+def _check(checkpoint: Checkpoint, tensors: dict[str, Tensor], numbers: set[int]) -> None:
     broken = {name: t.note for name, t in tensors.items() if t.layout is None}
     if broken:
         first = next(iter(broken))
@@ -199,8 +204,12 @@ def _check(checkpoint: Checkpoint, tensors: dict[str, Tensor], gaps: list[int], 
                 blocks=Blocks.UNLESS_ALLOWED,
             )
         )
-    if gaps:
-        shards = f"Shard {gaps[0]} of {highest}" + (f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else "")
+    # The highest may be any number that a name can hold: they are counted, not listed.
+    highest = max(numbers)
+    lost = highest - len(numbers - {0})
+    if lost:
+        gaps = list(islice((n for n in range(1, highest + 1) if n not in numbers), _MOST_NAMED))
+        shards = f"Shard {gaps[0]} of {highest}" + (f" (and {lost - 1:,} more)" if lost > 1 else "")
         # Shapes are as far as parts reach: without a shard that held rows, none of them can be trusted.
         checkpoint.findings.append(
             Finding(
@@ -210,7 +219,7 @@ def _check(checkpoint: Checkpoint, tensors: dict[str, Tensor], gaps: list[int], 
                 if broken
                 else f"{shards} is missing; the others fill whole tensors, which may be all there is or may be too small.",
                 "Copy it from the node that wrote it, or give that node's folder as a further source.",
-                paths=tuple(f"shard-{n:05}" for n in gaps[:_MOST_NAMED]),
+                paths=tuple(f"shard-{n:05}" for n in gaps),
                 blocks=Blocks.MERGE if broken else Blocks.UNLESS_ALLOWED,
             )
         )

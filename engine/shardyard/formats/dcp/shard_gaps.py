@@ -1,13 +1,14 @@
-"""Whether the Hugging Face writer's shards are all here, as far as they tell: no shard says how many there were."""
+"""Whether the Hugging Face writer's shards are all here, as they and config.json tell: none says how many there were."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.coverage import Block
+from shardyard.formats.dcp import extents
 from shardyard.text import printable
 
 SHARD = re.compile(r"shard-(\d{1,9})-.+-(\d{1,9})-of-(\d{1,9})\.safetensors")
@@ -22,18 +23,62 @@ class Shards:
     blocks: dict[str, dict[str, Block]] = field(default_factory=dict)
     """By file and tensor."""
 
-    def findings(self) -> Iterator[Finding]:
-        """What does not fit together, and that the end cannot be seen."""
+    def findings(self, shapes: extents.Shapes, config: Mapping[str, object] | None) -> Iterator[Finding]:
+        """What does not fit together, and what is known of the end; the shapes are as far as parts reach."""
         yield from self._strangers()
         yield from self._doubled()
         yield from self._cut_short()
-        yield Finding(
-            "unknown-extent",
-            Severity.INFO,
-            "No shard says how many there were: if the last ranks' files are not here, tensors come out too short.",
-            "Compare the shapes with config.json, or export with --like.",
-            sure=False,
-        )
+        yield from self._numbers()
+        short = extents.short(shapes, config)
+        if short:
+            yield extents.finding(short, self._ranks())
+        elif not self.proven(shapes, config):
+            yield Finding(
+                "unknown-extent",
+                Severity.INFO,
+                "No shard says how many there were: if the last ranks' files are not here, tensors come out too short.",
+                "Compare the shapes with config.json, or export with --like.",
+                sure=False,
+            )
+
+    def proven(self, shapes: extents.Shapes, config: Mapping[str, object] | None) -> bool:
+        """Whether the files are those of all ranks: config.json's words are cut among so many, and each has all files."""
+        name, words, ranks = extents.largest_embedding(shapes), extents.vocabulary(config), self._ranks()
+        if name is None or shapes[name][0] != words or len(self.blocks) != ranks * _total(next(iter(self.blocks))):
+            return False
+        places = {held[name] for held in self.blocks.values() if name in held}
+        starts = {offsets[0] for offsets, _ in places}
+        most = max(sizes[0] for _, sizes in places)
+        return len(starts) == len(places) == ranks and -(-words // (ranks + 1)) < most == -(-words // ranks)
+
+    def _ranks(self) -> int:
+        return max(map(_rank, self.blocks), default=0)
+
+    def _numbers(self) -> Iterator[Finding]:
+        """Each name says of how many output files it is one; no other rank's file tells of a number that none has."""
+        totals = sorted({_total(name) for name in self.blocks})
+        if len(totals) > 1:
+            yield Finding(
+                "stale-file",
+                Severity.ERROR,
+                f"Some shards are of {totals[0]} output files and some of {totals[-1]}: they come from different saves.",
+                "Keep the shards of one save in the folder.",
+                tuple(next(n for n in self.blocks if _total(n) == total) for total in (totals[0], totals[-1])),
+                blocks=Blocks.MERGE,
+            )
+            return
+        there = {_number(name) for name in self.blocks}
+        lost = totals[0] - len(there) if totals else 0
+        if lost > 0:
+            first = next(n for n in range(1, totals[0] + 1) if n not in there)
+            yield Finding(
+                "missing-shard",
+                Severity.ERROR,
+                f"No rank's file numbered {first} of {totals[0]} is here{f' (and {lost - 1} more numbers)' if lost > 1 else ''}: "
+                "the tensors in it are missing.",
+                "Copy the files of that number from where they were written.",
+                blocks=Blocks.UNLESS_ALLOWED,
+            )
 
     def _strangers(self) -> Iterator[Finding]:
         """A tensor belongs to one output file; a file under another's name brings it into a second."""
@@ -120,3 +165,8 @@ def _rank(name: str) -> int:
 def _number(name: str) -> int:
     match = SHARD.fullmatch(name)
     return int(match[2]) if match else 0
+
+
+def _total(name: str) -> int:
+    match = SHARD.fullmatch(name)
+    return int(match[3]) if match else 0
