@@ -105,6 +105,36 @@ def test_cancel_and_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "nothing to resume" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("left", [None, "", '{"verb": "mer', '{"verb": 3}', '{"verb": "merge", "sources": ["a"], "slurm": 5}'])
+def test_a_job_whose_job_json_is_damaged_is_listed_and_cleaned_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str | None
+) -> None:
+    whole = new(tmp_path, steps=1)
+    wait_until_ended(whole)
+    broken = store.root() / "20200101-000000-000"
+    broken.mkdir()
+    if left is not None:
+        (broken / "job.json").write_text(left)
+    assert main(["jobs"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.split()[:2] == [broken.name, "failed"] and line.endswith("broken: job.json is missing or damaged")
+    assert main(["jobs", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"][-1]["state"] == "failed"
+    assert main(["jobs", "show", broken.name]) == 0
+    assert re.search("ended +What job .* was to do is not known.*\ngo on +shardyard jobs clean\n", capsys.readouterr().out)
+    for action in ("resume", "follow"):
+        assert main(["jobs", action, broken.name]) == 6
+        assert "Run the command again." in capsys.readouterr().err
+    assert main(["jobs", "clean", "--yes"]) == 0
+    assert "broken: job.json is missing or damaged" in capsys.readouterr().out
+    assert [job.id for job in store.jobs()] == [whole.id]
+
+
+def test_a_job_that_is_being_made_is_not_broken() -> None:
+    (store.root() / time.strftime("%Y%m%d-%H%M%S-000", time.gmtime())).mkdir(parents=True)
+    assert store.jobs() == []
+
+
 def test_an_unknown_job_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "show", "\x1b[31m"]) == 2
     assert capsys.readouterr().err == "There is no job \\x1b[31m; see: shardyard jobs list\n"

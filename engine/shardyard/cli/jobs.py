@@ -133,7 +133,7 @@ def _end_facts(job: Job, outcome: Mapping[str, Any] | None) -> list[tuple[str, s
     if state == "lost":
         facts.append(("ended", "its process is gone: killed, out of memory, or the machine was restarted"))
     if state in ("lost", "failed", "cancelled"):
-        facts.append(("go on", f"shardyard jobs resume {job.id}"))
+        facts.append(("go on", job.go_on))
     return facts
 
 

@@ -152,7 +152,7 @@ def follow(job: Job, *, as_json: bool, cancel_on_interrupt: bool = True, offset:
             print("\n".join(panel.result_lines(result)))
         return ExitCode.DONE
     if outcome is None and state != "cancelled":
-        print(f"Job {job.id} was lost: its process is gone. Go on with: shardyard jobs resume {job.id}", file=sys.stderr)
+        print(f"Job {job.id} was lost: its process is gone. Go on with: {job.go_on}", file=sys.stderr)
         return code
     error = events.error_of(outcome or {"error": "Cancelled", "message": "Cancelled."})
     report(error)

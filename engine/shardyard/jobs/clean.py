@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shardyard.jobs import store
 from shardyard.jobs.folder import State
-from shardyard.jobs.store import Job
+from shardyard.jobs.store import BrokenJob, Job
 from shardyard.operations.place import Place
 
 STAGING = ".shardyard-partial"
@@ -69,8 +69,10 @@ def leftovers(folders: Iterable[Path] = (), *, done: bool = False) -> list[Lefto
             found.append(Leftover(path, "staging", size, owner, why))
     for job in jobs:
         state = states[job.id]
-        if state.ended and (done or state is not State.DONE):
-            found.append(Leftover(job.folder, "job", _measure(job.folder)[0], job, f"job {job.id} is {state.value}"))
+        broken = isinstance(job, BrokenJob)
+        if state.ended and (done or broken or state is not State.DONE):
+            why = f"job {job.id} is {job.title if broken else state.value}"
+            found.append(Leftover(job.folder, "job", _measure(job.folder)[0], job, why))
     return found
 
 

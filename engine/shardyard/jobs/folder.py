@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from shardyard.errors import JobError
@@ -71,14 +72,13 @@ class Spec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
-        """Read back what `to_json` gave."""
-        return cls(
-            verb=str(data["verb"]),
-            sources=tuple(str(s) for s in data["sources"]),
-            out=data.get("out"),
-            options=data.get("options") or {},
-            slurm=data.get("slurm"),
-        )
+        """Read back what `to_json` gave; a ValueError where the data is something else."""
+        verb, sources, out = data.get("verb"), data.get("sources"), data.get("out")
+        options, slurm = data.get("options") or {}, data.get("slurm")
+        sound = isinstance(verb, str) and isinstance(sources, list) and isinstance(out, (str, NoneType))
+        if not (sound and isinstance(options, dict) and isinstance(slurm, (dict, NoneType))):
+            raise ValueError("not what a job is to do")
+        return cls(str(verb), tuple(str(s) for s in sources or ()), out, options, slurm)
 
 
 class JobFolder:
@@ -86,11 +86,13 @@ class JobFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        data = read_json(folder / "job.json")
-        if data is None:
-            raise JobError(f"{printable(str(folder))} is no job folder: job.json is missing or unreadable.", path=str(folder))
-        self.spec = Spec.from_json(data)
-        self.created = float(data.get("created", 0.0))
+        try:
+            data = read_json(folder / "job.json") or {}
+            self.spec = Spec.from_json(data)
+            self.created = float(data.get("created", 0.0))
+        except (TypeError, ValueError):
+            text = f"{printable(str(folder))} is no job folder: job.json is missing or unreadable."
+            raise JobError(text, path=str(folder)) from None
 
     @property
     def id(self) -> str:

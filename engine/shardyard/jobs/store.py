@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from shardyard.errors import JobError, NoRoomError, UsageError
 from shardyard.jobs import events, launch, slurm
 from shardyard.jobs.events import Event
-from shardyard.jobs.folder import JobFolder, Spec, State, write_json
+from shardyard.jobs.folder import START_GRACE_S, JobFolder, Spec, State, write_json
 from shardyard.text import printable
 
 FIRST_PAUSE_S = 0.03
 """Between looks at a job that has just said something; a small merge takes less than a second."""
+_ID = re.compile(r"\d{8}-\d{6}-\d{3}", re.ASCII)
 
 
 class Job(JobFolder):
@@ -42,6 +46,11 @@ class Job(JobFolder):
             return slurm.describe(self)
         owner = self.owner()
         return "" if owner is None or owner.here else f"on {printable(owner.host)}"
+
+    @property
+    def go_on(self) -> str:
+        """The command that goes on from where it stopped."""
+        return f"shardyard jobs resume {self.id}"
 
     def follow(self, offset: dict[str, int] | None = None, every_s: float = 0.3) -> Iterator[Event]:
         """Events as they come, several tasks' progress made one, until the job has ended.
@@ -103,6 +112,37 @@ class Job(JobFolder):
         shutil.rmtree(self.folder)
 
 
+class BrokenJob(Job):
+    """A job folder whose job.json is lost: what it was to do is not known, so it is only shown and removed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spec = Spec("unknown", ())
+        self.created = float(calendar.timegm(time.strptime(folder.name[:15], "%Y%m%d-%H%M%S")))
+
+    @property
+    def title(self) -> str:
+        return "broken: job.json is missing or damaged"
+
+    def outcome(self) -> dict[str, Any] | None:
+        owner = self.owner()
+        if super().outcome() is None and owner is not None and owner.alive(self.heartbeat()):
+            return None
+        return super().outcome() or {
+            "state": State.FAILED.value,
+            "time": self.created,
+            "error": "JobError",
+            "message": f"What job {self.id} was to do is not known: its job.json is missing or damaged. Run the command again.",
+        }
+
+    @property
+    def go_on(self) -> str:
+        return "shardyard jobs clean"
+
+    def resume(self) -> None:
+        raise JobError(f"Job {self.id} cannot be resumed: its job.json is missing or damaged. Run the command again.")
+
+
 def root() -> Path:
     """The folder that holds the job folders."""
     own = os.environ.get("SHARDYARD_STATE")
@@ -146,16 +186,26 @@ def _new_folder(now: float) -> Path:
 
 
 def jobs() -> list[Job]:
-    """All jobs, the newest first. A folder that is none of ours is passed over."""
+    """All jobs, the newest first, broken ones too. A folder that is none of ours is passed over."""
     try:
         names = sorted(os.listdir(root()), reverse=True)
     except OSError:
         return []
-    found = []
-    for name in names:
-        with contextlib.suppress(JobError, KeyError, TypeError):
-            found.append(Job(root() / name))
-    return found
+    return [job for name in names if (job := _job(root() / name)) is not None]
+
+
+def _job(folder: Path) -> Job | None:
+    try:
+        return Job(folder)
+    except JobError:
+        pass
+    if not _ID.fullmatch(folder.name) or not folder.is_dir():
+        return None
+    with contextlib.suppress(ValueError):
+        job = BrokenJob(folder)
+        # Whoever makes a job makes its folder first: a fresh one without job.json is not broken.
+        return job if time.time() - job.created > START_GRACE_S else None
+    return None
 
 
 def refresh(jobs: Sequence[Job]) -> None:
