@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.errors import UsageError
+from shardyard.cli.exits import code_of
+from shardyard.errors import JobError, UsageError
 from shardyard.jobs import launch, slurm, store
 from shardyard.jobs.folder import Spec, State, write_json
 from shardyard.jobs.store import Job
@@ -267,6 +268,29 @@ def test_what_slurm_or_we_refuse_is_said_at_once(tmp_path: Path, settings: dict[
         submit(tmp_path, **settings)
     (job,) = store.jobs()
     assert job.state() is State.FAILED
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+        "sbatch: fatal: Unable to process configuration file",
+        "sbatch does not answer (TimeoutExpired)",
+    ],
+)
+def test_a_controller_out_of_reach_is_no_wrong_use_and_the_job_can_be_submitted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm, "_run", lambda command, *rest: subprocess.CompletedProcess(command, 1, "", f"noise\n{said}\n"))
+        with pytest.raises(JobError, match=r"Slurm cannot be asked now \(.*shardyard jobs resume") as caught:
+            submit(tmp_path)
+    assert code_of(caught.value) == 6
+    (job,) = store.jobs()
+    assert job.state() is State.FAILED
+    job.resume()
+    wait_for(lambda: state(job) is State.DONE, 30)
 
 
 def test_one_question_covers_all_jobs_and_the_gaps_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,12 @@ GONE = "GONE"
 
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _AT_WORK = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+_OUT_OF_REACH = re.compile(
+    r"contact slurm controller|connect|timed out|does not answer|standby|temporarily unable|authentication|munge|"
+    r"configuration (?:file|source)|communication|zero bytes|shutdown",
+    re.IGNORECASE,
+)
+"""What sbatch says where no controller answers, or where this machine cannot talk to it."""
 _NAMES = {"tasks": "ntasks", "cpus": "cpus-per-task"}
 _OURS = {
     "output",
@@ -66,14 +72,23 @@ def submit(job: JobFolder, attempt: int) -> None:
         command = ["sbatch", "--parsable", f"--job-name=shardyard-{job.spec.verb}", "--output=log.txt", "--open-mode=append"]
         done = _run([*command, "--requeue", f"--chdir={job.folder}", *options, str(script)])
         if done.returncode != 0:
-            said = _last_line(done.stderr).rstrip(".")
-            raise UsageError(f"Slurm refused the job ({said}); change --slurm's settings, or run it here without --slurm.")
+            raise _refusal(job, _last_line(done.stderr).rstrip("."))
     except ShardyardError as error:
         job.end(State.FAILED, error_event(error))
         raise
     number = done.stdout.strip().split(";")[0]
     write_json(job.folder / "slurm.json", {"id": number, "attempt": attempt, "state": "PENDING", "seen": time.time()})
     _clock.reset()
+
+
+def _refusal(job: JobFolder, said: str) -> ShardyardError:
+    """Slurm's own no is for the settings; that it cannot be asked is nobody's wrong use."""
+    if _OUT_OF_REACH.search(said):
+        return JobError(
+            f"Slurm cannot be asked now ({said}); submit the job later with: shardyard jobs resume {job.id}, "
+            "or run it here without --slurm."
+        )
+    return UsageError(f"Slurm refused the job ({said}); change --slurm's settings, or run it here without --slurm.")
 
 
 def _options(settings: Mapping[str, str]) -> list[str]:
