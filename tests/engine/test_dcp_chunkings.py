@@ -273,6 +273,45 @@ def test_a_save_that_was_stopped_over_an_older_one_is_suspected(tmp_path: Path) 
     assert find(open_folder(tmp_path), "stale-file").paths == (".metadata.tmp",)
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_data_file_that_is_another_over_again_is_suspected(tmp_path: Path, compressed: bool) -> None:
+    codec = (("stream.zstd/1",), zstandard.ZstdCompressor(write_content_size=False).compress) if compressed else ()
+    writer = DcpWriter(tmp_path, *codec)
+    noise = np.random.default_rng(7).integers(0, 255, (8, 500)).astype(np.uint8)
+    # Compressed alike in length too: what is exchanged unnoticed has the same size.
+    noise[4:] = noise[:4] if compressed else noise[4:]
+    writer.tensor(("w",), noise, [(0, (0, 0), (4, 500)), (1, (4, 0), (4, 500))])
+    opened = open_folder(writer.write())
+    if not compressed:
+        assert not opened.findings
+        (tmp_path / "__1_0.distcp").write_bytes((tmp_path / "__0_0.distcp").read_bytes())
+        opened = open_folder(tmp_path)
+    found = find(opened, "duplicate-copy")
+    assert (found.severity.value, found.sure, found.blocks, found.tensors) == ("warning", False, Blocks.NOTHING, ("w",))
+    assert set(found.paths) == {"__0_0.distcp", "__1_0.distcp"}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+@pytest.mark.parametrize("rows", [2, 4000])
+def test_equal_files_of_one_value_are_as_they_should_be(tmp_path: Path, value: float, rows: int) -> None:
+    writer = DcpWriter(tmp_path)
+    state = np.full((rows, 4), value, np.float32)
+    for name in ("exp_avg", "exp_avg_sq"):
+        writer.tensor((name,), state, [(r, (r * rows // 2, 0), (rows // 2, 4)) for r in range(2)])
+    opened = open_folder(writer.write())
+    assert (tmp_path / "__0_0.distcp").read_bytes() == (tmp_path / "__1_0.distcp").read_bytes()
+    assert not [f for f in opened.findings if f.code == "duplicate-copy"]
+
+
+def test_copies_of_one_chunk_are_not_suspected(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = DcpWriter(tmp_path)
+        writer.tensor(("w",), WEIGHT, [(rank, (0, 0), (6, 4))])
+        writer.write(name=f"__{rank}.metadata")
+    opened = open_folder(tmp_path)
+    assert opened.complete and not [f for f in opened.findings if f.code == "duplicate-copy"]
+
+
 def test_metadata_and_data_on_different_disks_are_one_checkpoint(tmp_path: Path) -> None:
     writer = DcpWriter(tmp_path / "a")
     writer.tensor(("w",), WEIGHT, ROWS)

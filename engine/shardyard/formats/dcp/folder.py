@@ -11,6 +11,7 @@ from shardyard.files import FileHandles
 from shardyard.findings import Blocks, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.coverage import flaw
+from shardyard.formats.dcp.doubles import check_doubles
 from shardyard.formats.dcp.files import (
     DATA,
     METADATA,
@@ -49,6 +50,7 @@ def open_folder(folder: Folder, prefix: str, options: OpenOptions) -> DcpFolder:
     files = DcpFiles(folder, prefix, conflicts(folder, options.handles, is_dcp_name))
     opened = DcpFolder(files, _read_metadata(files, options))
     check_files(files, opened.state, options.handles)
+    check_doubles(files, opened.state, options.handles)
     _make_tensors(opened, options.handles)
     return opened
 
