@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import shardyard
 from shardyard.checkpoint import Checkpoint
+from shardyard.errors import CheckpointError
 from shardyard.findings import Blocks, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
@@ -39,11 +41,25 @@ def test_a_damaged_model_file_that_nothing_is_needed_from_is_told_of(tmp_path: P
     assert differences(found.tensors, run.answers(), options.handles) == []
 
 
-def test_buffers_of_another_rank_than_the_first_are_told_of(tmp_path: Path) -> None:
-    tag = ZeroRun(3, 3, GROUPS, buffers={"positions": (4,)}).write(tmp_path)
-    (tag / "zero_pp_rank_0_mp_rank_00_model_states.pt").unlink()
-    found = open_root(tmp_path)
-    assert any("Buffers are those of rank 1" in f.message for f in found.findings if f.severity is Severity.WARNING)
+@pytest.mark.parametrize("damage", ["gone", "cut", "empty"])
+def test_buffers_of_another_rank_than_the_first_are_refused_and_on_request_told_of_one_by_one(
+    tmp_path: Path, damage: str
+) -> None:
+    tag = ZeroRun(3, 3, GROUPS, buffers={"positions": (4,), "mean": (2,)}).write(tmp_path / "run")
+    path = tag / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    whole = path.read_bytes()
+    path.write_bytes(b"" if damage == "empty" else whole[: len(whole) * 3 // 4])
+    if damage == "gone":
+        path.unlink()
+    (told,) = (f for f in open_root(tmp_path / "run").findings if "Buffers are those of rank 1" in f.message)
+    assert told.severity is Severity.WARNING and set(told.tensors) == {"positions", "mean"}
+    with pytest.raises(CheckpointError, match="zero_pp_rank_0_mp_rank_00_model_states"):
+        shardyard.merge(tmp_path / "run", out=tmp_path / "out")
+    result = shardyard.merge(tmp_path / "run", out=tmp_path / "out", allow_incomplete=True)
+    assert result["complete"] is False
+    assert {row["name"]: row["note"] for row in result["from_elsewhere"]} == dict.fromkeys(
+        ("positions", "mean"), "a buffer of rank 1, which may differ from rank 0's"
+    )
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

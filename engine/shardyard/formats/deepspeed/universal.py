@@ -51,10 +51,10 @@ def fill(step: Step) -> None:
             blocks=Blocks.MERGE,
         )
     else:
-        if stage_3:
-            tell_of_buffers(reading, model, min(models))
         step.world = (model.settings.data_ranks or 1) * max(1, model.settings.model_ranks or 1)
         stored = _stored(step, model, models, stage_3=stage_3)
+        if stage_3:
+            tell_of_buffers(reading, model, min(models), stored)
         wanted = _wanted([model] if stage_3 else list(models.values()))
         if not stage_3 and split.tensor_parallel(step, models) > 1:
             # The converter joined the pieces; what the model files hold are pieces still, but for buffers.

@@ -184,11 +184,11 @@ def _stored(step: Step, model: ModelFile | None, ranks: RankSet, stage: int) -> 
     except DamagedError as error:
         reading.refuse(error)
     if stage == 3:
-        _check_others(step, model, others)
+        _check_others(step, model, others, found)
     return found
 
 
-def _check_others(step: Step, model: ModelFile, others: list[StepFile]) -> None:
+def _check_others(step: Step, model: ModelFile, others: list[StepFile], stored: Stored) -> None:
     """The other stage-3 model files: part of a whole step also where nothing is needed from them."""
     first = next((f.data_rank for f in step.files.of(FileKind.ZERO_MODEL) if f.name == model.name), 0)
     if not model.frozen:
@@ -196,19 +196,26 @@ def _check_others(step: Step, model: ModelFile, others: list[StepFile]) -> None:
         for file in others:
             if file.data_rank > first:
                 step.reading.check(file.entry)
-    tell_of_buffers(step.reading, model, first)
+    tell_of_buffers(step.reading, model, first, stored)
 
 
-def tell_of_buffers(reading: Reading, model: ModelFile, rank: int) -> None:
-    """Each rank has buffers of its own; rank 0's are meant."""
-    if rank and model.buffers:
-        reading.add(
-            "missing-metadata",
-            Severity.WARNING,
-            f"Buffers are those of rank {rank} ({printable(model.name)}), since the file of rank 0 cannot be read; what a rank "
-            "gathers by itself, such as running means, differs from rank to rank.",
-            paths=[model.name],
-        )
+def tell_of_buffers(reading: Reading, model: ModelFile, rank: int, stored: Stored) -> None:
+    """Each rank has buffers of its own; rank 0's are meant. Each of another rank's is marked so."""
+    buffers = [name for name in model.buffers or () if stored.names.get(name) is not None]
+    if not rank or not buffers:
+        return
+    reading.add(
+        "missing-metadata",
+        Severity.WARNING,
+        f"Buffers are those of rank {rank} ({printable(model.name)}), since the file of rank 0 cannot be read; what a rank "
+        f"gathers by itself, such as running means, differs from rank to rank: {listed(buffers)}.",
+        "Add the model file of rank 0, or take the buffers from another step.",
+        paths=[model.name],
+        tensors=buffers,
+    )
+    for name in buffers:
+        tensor = stored.names[name]
+        stored.names[name] = tensor and replace(tensor, note=f"a buffer of rank {rank}, which may differ from rank 0's")
 
 
 def stored_names(reading: Reading, model: ModelFile, stage: int) -> dict[str, Tensor | None]:
