@@ -25,7 +25,7 @@ TRUE_ALARMS = {
     ("old_0_3_16", "missing-metadata"): "that version recorded no group membership",
     ("old_", "missing-tensor"): "aliases were not recorded before shared_params existed",
     ("universal_z2_roundrobin", "corrupt"): "DeepSpeed's converter wrote wrong weights",
-    ("a4_mixed_tree", "missing-tensor"): "its model_states file is a stand-in without `module`",
+    ("a4_mixed_tree", "missing-tensor"): "its model_states file is no file of DeepSpeed: one tensor, no weights",
     ("acc_fsdp1_local", "unknown-layout"): "flat local shards carry no names",
     ("dcp_async_overwritten", "stale-file"): "holds files of the save that was overwritten",
     ("verl_fsdp2_lora", "lora-unmerged"): "holds an adapter that is not merged",

@@ -118,6 +118,12 @@ def test_the_verdict_explains_the_gathered_copy_and_the_masters() -> None:
     assert "global_step2" in gathered and "float32 masters" in reports["."]["verdict"]
 
 
+def test_masters_are_promised_only_where_a_step_has_files_of_them() -> None:
+    reports = {r["path"]: r for r in looked_at(fixture_root() / "files/a4_mixed_tree/run1/checkpoint-20")}
+    verdict = reports["model.safetensors"]["verdict"]
+    assert verdict.endswith("A training step lies beside it, in global_step20.") and "masters" not in verdict
+
+
 def test_a_part_of_a_checkpoint_is_taken_for_the_whole() -> None:
     folder = fixture_root() / "deepspeed/universal_z2/global_step3_universal/zero"
     assert only(folder)["kind"] == "deepspeed-universal"

@@ -52,6 +52,12 @@ def training_steps(checkpoint: Checkpoint) -> list[str]:
     return sorted(names, key=lambda n: (len(n), n))
 
 
+def holds_masters(checkpoint: Checkpoint, step: str) -> bool:
+    """Whether a step folder beside the weights holds the optimizer's files, by their names alone."""
+    folder = folder_of(checkpoint).sub(step)
+    return "zero" in folder.folders or any(n.endswith("_optim_states.pt") for n in folder.files)
+
+
 def weight_sets(folder: Folder) -> list[str]:
     """The sets of weights that loaders would consider here, the one they take first; sharded ones by their index."""
     single: list[tuple[str, str]] = []

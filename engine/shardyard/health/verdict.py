@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shardyard.checkpoint import Checkpoint, CheckpointKind
 from shardyard.findings import Blocks, Finding, Severity
 from shardyard.health import facts
-from shardyard.health.neighbours import HUB_KINDS, training_steps
+from shardyard.health.neighbours import HUB_KINDS, holds_masters, training_steps
 from shardyard.health.words import amount, listing, plural, size
 from shardyard.text import printable
 
@@ -181,7 +181,10 @@ def _next(checkpoint: Checkpoint, blocking: list[Finding]) -> str:
         return checkpoint.merge_note
     steps = _steps_beside(checkpoint)
     if steps:
-        return f"The float32 masters and the optimizer are in {printable(steps[-1], 80)}; merge that for full precision."
+        masters = next((s for s in reversed(steps) if holds_masters(checkpoint, s)), None)
+        if masters is None:
+            return f"A training step lies beside it, in {printable(steps[-1], 80)}."
+        return f"The float32 masters and the optimizer are in {printable(masters, 80)}; merge that for full precision."
     several = [p.name for p in checkpoint.parts.values() if p.model]
     if checkpoint.part is None and len(several) > 1:
         return "Choose one with --part."
