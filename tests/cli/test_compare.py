@@ -11,6 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from shardyard.cli import main
+from shardyard.dtypes import BY_NAME
+from shardyard.formats.torch.writer import Storage, ordered_dict, tensor, write_torch
 from support.checkpoints import cases
 
 BASE = {f"layers.{i}.weight": np.random.default_rng(i).standard_normal((8, 8)).astype(np.float32) for i in range(3)}
@@ -46,6 +48,24 @@ def test_what_cannot_be_compared_has_codes_and_one_sentence(files: Path, capsys:
     (case,) = (c for c in cases("deepspeed", "broken_rank_missing") if c.name == "broken_rank_missing")
     assert main(["compare", a, str(case)]) == 3
     assert "cannot be compared" in capsys.readouterr().err
+
+
+def test_one_of_several_models_is_chosen_by_its_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def values(*numbers: float) -> object:
+        storage = Storage(BY_NAME["float32"], np.asarray(numbers, np.float32).tobytes())
+        return ordered_dict((name, tensor(storage, (2,))) for name in ("w.weight", "w.bias"))
+
+    both = tmp_path / "both.pt"
+    write_torch(both, ordered_dict([("model", values(1, 2)), ("ema", values(1, 3))]))
+    save_file({name: np.asarray([1, 3], np.float32) for name in ("w.weight", "w.bias")}, tmp_path / "ema.safetensors")
+    assert main(["compare", str(both), str(both)]) == 2
+    listed = capsys.readouterr().err.splitlines()
+    assert [line.strip() for line in listed[:2]] == ["model", "ema"] and listed[-1].endswith("choose one with --part.")
+    assert compare(capsys, both, both, "--part", "ema")[0] == 0
+    assert compare(capsys, both, both, "--part", "model", "--part", "ema")[0] == 1
+    assert compare(capsys, both, tmp_path / "ema.safetensors", "--part", "ema", "--part", "model")[0] == 0
+    assert main(["compare", str(both), str(both), "--part", "adam"]) == 2
+    assert "its parts: model, ema" in capsys.readouterr().err
 
 
 def test_json_is_one_object_of_the_contract_s_shape(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

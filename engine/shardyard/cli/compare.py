@@ -34,6 +34,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--strip-prefix", action="append", default=[], metavar="P", help="match names without this prefix; repeatable; or auto"
     )
+    parser.add_argument(
+        "--part", action="append", default=[], metavar="P", help="a component such as ema; once for both, or twice: A's, then B's"
+    )
     parser.add_argument("--all", action="store_true", help="show every tensor, not just those that differ most")
     parser.add_argument(
         "--workers", type=count, default=0, metavar="N", help="threads (default: from the cores that may be used)"
@@ -56,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     from shardyard.cli.progress import live
     from shardyard.operations.compare.run import CompareOptions, compare_paths
 
-    options = CompareOptions(args.rtol, args.atol, args.require, tuple(args.strip_prefix), max(0, args.workers))
+    names = tuple(args.strip_prefix), tuple(args.part)
+    options = CompareOptions(args.rtol, args.atol, args.require, *names, max(0, args.workers))
     with live(sys.stderr) as context:
         result = compare_paths(args.a, args.b, options, context)
     if args.json:

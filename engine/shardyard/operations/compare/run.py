@@ -53,6 +53,8 @@ class CompareOptions:
     require: str = "rounded"
     """A key of `ACCEPTED`."""
     strip_prefix: tuple[str, ...] = ()
+    part: tuple[str, ...] = ()
+    """A component of the state: one for both, or A's and B's; none: the model."""
     workers: int = 0
     """Threads; 0: as many as this process may use cores, at most four."""
 
@@ -61,16 +63,24 @@ class CompareOptions:
             raise UsageError(f"--require takes {', '.join(ACCEPTED)}, not {printable(self.require)}.")
         if not (self.rtol >= 0 and self.atol >= 0):
             raise UsageError("Tolerances are numbers from 0 on.")
+        if len(self.part) > 2:
+            raise UsageError("--part is given once for both, or twice: for A and for B.")
+
+    @property
+    def parts(self) -> tuple[str | None, str | None]:
+        """A's and B's."""
+        return (self.part[0], self.part[-1]) if self.part else (None, None)
 
     @classmethod
     def from_json(cls, options: Mapping[str, Any]) -> CompareOptions:
         """From a job's options."""
-        prefixes = options.get("strip_prefix") or ()
+        prefixes, part = options.get("strip_prefix") or (), options.get("part") or ()
         return cls(
             rtol=float(options.get("rtol") or 0),
             atol=float(options.get("atol") or 0),
             require=str(options.get("require") or "rounded"),
             strip_prefix=(prefixes,) if isinstance(prefixes, str) else tuple(prefixes),
+            part=(part,) if isinstance(part, str) else tuple(part),
             workers=int(options.get("workers") or 0),
         )
 
@@ -98,7 +108,8 @@ class _Comparison:
         self, a: Checkpoint, b: Checkpoint, options: CompareOptions, context: Context, each: Callable[[Row], None] | None
     ) -> None:
         self.a, self.b, self.options, self.context, self.each = a, b, options, context, each
-        self.tensors_a, self.tensors_b = weights(a, "A"), weights(b, "B")
+        part_a, part_b = options.parts
+        self.tensors_a, self.tensors_b = weights(a, "A", part_a), weights(b, "B", part_b)
         self.match: Match = match(list(self.tensors_a), list(self.tensors_b), a.ties, b.ties, options.strip_prefix)
         tolerance = Tolerance(options.rtol, options.atol)
         self.pairs = [
@@ -185,8 +196,9 @@ def compare_paths(
     """Open two checkpoints and compare them; where the context has a folder, rows go to its `tensors.jsonl` as they are done."""
     from shardyard.discover import open_checkpoint
 
-    context = context or Context()
-    opened = [open_checkpoint([Path(p)], OpenOptions(cancelled=context.cancelled)) for p in (a, b)]
+    options, context = options or CompareOptions(), context or Context()
+    given = zip((a, b), options.parts, strict=True)
+    opened = [open_checkpoint([Path(p)], OpenOptions(part=part, cancelled=context.cancelled)) for p, part in given]
     if context.folder is None:
         return compare(opened[0], opened[1], options, context)
     with open(context.folder / ROWS, "w", encoding="ascii") as rows:
@@ -206,10 +218,11 @@ def _more(names: list[Tensor]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def weights(checkpoint: Checkpoint, label: str) -> dict[str, Tensor]:
-    """The model part's tensors, all of them certain to be what they say.
+def weights(checkpoint: Checkpoint, label: str, part: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a part (None: the model), all of them certain to be what they say.
 
     Raises:
+        UsageError: there is no such part.
         CheckpointError: something stands in the way of trusting them.
     """
     where = printable(checkpoint.path.name)
@@ -221,10 +234,15 @@ def weights(checkpoint: Checkpoint, label: str) -> dict[str, Tensor]:
                 path=str(checkpoint.path),
                 tensors=finding.tensors,
             )
+    if part is not None and part in checkpoint.parts:
+        return checkpoint.parts[part].tensors
+    if part is not None and part != "model":
+        listed = ", ".join(map(printable, checkpoint.parts)) or "none"
+        raise UsageError(f"{label} ({where}) has no part {printable(part, 60)}; its parts: {listed}.", path=str(checkpoint.path))
     if checkpoint.part is None:
         parts = [name for name, part in checkpoint.parts.items() if part.model]
         if len(parts) > 1:
-            raise AmbiguousError(f"{label} ({where}) holds several models; compare files of one of them.", parts)
+            raise AmbiguousError(f"{label} ({where}) holds several models; choose one with --part.", parts)
         raise CheckpointError(f"{label} ({where}) holds no weights.", code="unsupported", path=str(checkpoint.path))
     return checkpoint.tensors
 
