@@ -22,6 +22,7 @@ from shardyard.formats.folder import Folder
 from shardyard.formats.rank_files import opening as rank_files
 from shardyard.operations.gather import blocks
 from support.checkpoints import cases
+from support.damage import damage_of
 
 FORMATS = (dcp.FORMAT, hf_dcp.FORMAT, rank_files.FORMAT)
 OTHER_KINDS = ("torch-save", "hf-safetensors", "verl-ranks-bf16")
@@ -140,37 +141,47 @@ def test_both_folders_of_accelerate_are_one_checkpoint_called_after_their_parent
     assert roles["optimizer_0/__0_0.distcp"] == "masters+optimizer"
 
 
-@pytest.mark.parametrize(
-    ("case", "code", "path", "blocks_"),
-    [
-        ("broken_empty_metadata", "truncated", ".metadata", Blocks.MERGE),
-        ("broken_truncated_metadata", "truncated", ".metadata", Blocks.MERGE),
-        ("broken_no_metadata", "missing-metadata", ".metadata", Blocks.MERGE),
-        ("broken_unfinished_save", "missing-metadata", ".metadata.tmp", Blocks.MERGE),
-        ("broken_missing_distcp", "missing-shard", "__1_0.distcp", Blocks.UNLESS_ALLOWED),
-        ("broken_truncated_distcp", "truncated", "__1_0.distcp", Blocks.UNLESS_ALLOWED),
-        ("broken_swapped_files", "corrupt", "__0_0.distcp", Blocks.MERGE),
-    ],
-)
+def expected_finding(case: Path) -> tuple[str, str, Blocks] | None:
+    """(code, the file it names, what it blocks), from what was done to the case; None where opening shows nothing."""
+    damage = damage_of(case)
+    grown = [path for path, (before, after) in damage.changed.items() if after > before]
+    if grown:
+        return "corrupt", grown[0], Blocks.MERGE
+    path = next(iter((*damage.added, *damage.gone, *damage.changed)), None)
+    if path is None:
+        return None
+    if ".metadata" in path:
+        return "missing-metadata" if damage.gone else "truncated", path, Blocks.MERGE
+    return "missing-shard" if damage.gone else "truncated", path, Blocks.UNLESS_ALLOWED
+
+
+BROKEN = [(case, found) for case in cases("dcp", "broken_") if (found := expected_finding(case)) is not None]
+
+
+@pytest.mark.parametrize(("case", "expected"), BROKEN, ids=lambda value: value.name if isinstance(value, Path) else "")
 @pytest.mark.parametrize("inner", [True, False], ids=["own folder", "parent"])
-def test_damage_blocks_a_merge_and_names_the_file(case: str, code: str, path: str, blocks_: Blocks, inner: bool) -> None:
-    folder = cases("dcp", case)[0] / "checkpoint-2000"
-    checkpoint = open_folder(folder / "pytorch_model_fsdp_0" if inner else folder)
+def test_damage_blocks_a_merge_and_names_the_file(case: Path, expected: tuple[str, str, Blocks], inner: bool) -> None:
+    code, path, blocks_ = expected
+    parent, folder, name = path.split("/")
+    checkpoint = open_folder(case / parent / folder if inner else case / parent)
     finding = next(f for f in checkpoint.findings if f.code == code and f.blocks is blocks_)
-    where = path if inner else f"pytorch_model_fsdp_0/{path}"
+    where = name if inner else f"{folder}/{name}"
     assert where in finding.paths
     assert where in finding.message
     assert not checkpoint.complete
 
 
 def test_what_a_missing_file_does_not_hold_is_still_whole() -> None:
-    options = OpenOptions()
-    part = next(p for p in saved_parts("broken_missing_distcp") if p.folder.name == "pytorch_model_fsdp_0")
-    tensors = open_folder(part.folder, options).tensors
-    whole = [name for name, tensor in tensors.items() if tensor.layout is not None]
-    assert whole
-    assert all(sha256(tensors[name], options.handles) == part.tensors[name]["sha256"] for name in whole)
-    assert all("__1_0.distcp" in tensor.note for tensor in tensors.values() if tensor.layout is None)
+    lost = [(case, path) for case, (code, path, _) in BROKEN if code == "missing-shard"]
+    assert lost
+    for case, path in lost:
+        options = OpenOptions()
+        part = next(p for p in saved_parts(case.name) if p.folder == (case / path).parent)
+        tensors = open_folder(part.folder, options).tensors
+        whole = [name for name, tensor in tensors.items() if tensor.layout is not None]
+        assert whole
+        assert all(sha256(tensors[name], options.handles) == part.tensors[name]["sha256"] for name in whole)
+        assert all(Path(path).name in tensor.note for tensor in tensors.values() if tensor.layout is None)
 
 
 def test_a_damaged_optimizer_does_not_keep_the_model_from_being_merged(tmp_path: Path) -> None:
