@@ -222,7 +222,7 @@ def export(
     *sources: PathLike, out: PathLike, progress: OnProgress | None = None, cancelled: Cancelled | None = None, **options: Any
 ) -> dict[str, Any]:
     """Merge into a folder that a model loader opens as it is; arguments as `merge`."""
-    from shardyard.operations.export import plan_export
+    from shardyard.operations.export.plan import plan_export
     from shardyard.operations.merge.options import MergeOptions
     from shardyard.operations.merge.run import merge as run
 

@@ -24,7 +24,7 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_importing_the_library_loads_nothing_heavy() -> None:
-    assert not modules_after("import shardyard, shardyard.discover, shardyard.operations.inspect") & set(HEAVY)
+    assert not modules_after("import shardyard, shardyard.discover, shardyard.operations.inspect.report") & set(HEAVY)
 
 
 def test_inspecting_a_checkpoint_loads_nothing_heavy(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from shardyard.errors import AmbiguousError, UsageError
 from shardyard.formats.folder import Folder
 from shardyard.formats.pickles import Dict
 from shardyard.formats.torch.writer import Storage, tensor, write_torch
-from shardyard.operations import inspect, inspect_text
+from shardyard.operations.inspect import text
+from shardyard.operations.inspect.report import report
 from support.checkpoints import fixture_root
 from support.model_files import llama, write_config, write_safetensors, write_sharded
 from support.reports import finding, looked_at, only
@@ -241,9 +242,9 @@ def test_the_step_is_told_by_the_folders_name(tmp_path: Path) -> None:
 
 def test_unfinished_outputs_are_told_and_not_taken_for_checkpoints(tmp_path: Path) -> None:
     small(tmp_path / "out.shardyard-partial" / "model.safetensors")
-    found = inspect.report(tmp_path)
+    found = report(tmp_path)
     assert found["checkpoints"] == [] and "was not finished" in found["problems"][0]
-    assert any("was not finished" in line for line in inspect_text.describe(found))
+    assert any("was not finished" in line for line in text.describe(found))
 
 
 def test_blobs_of_the_hubs_cache_are_seen_through_their_snapshots_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from shardyard.errors import CheckpointError, UsageError
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.folder import Folder
 from shardyard.library import merge
-from shardyard.operations.inspect import report
+from shardyard.operations.inspect.report import report
 from support.checkpoints import fixture_root
 
 ZERO2 = "z2_w2_bf16"

@@ -15,7 +15,7 @@ from shardyard.findings import Blocks, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.deepspeed import FORMAT
 from shardyard.formats.folder import Folder
-from shardyard.operations.inspect import report
+from shardyard.operations.inspect.report import report
 from support.truth import differences
 from support.zero_runs import ZeroRun
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hostile.inspect_all import problems
-from shardyard.operations.inspect import report
+from shardyard.operations.inspect.report import report
 from support.checkpoints import fixture_root
 
 SCRIPT = Path(__file__).with_name("inspect_all.py")

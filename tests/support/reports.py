@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from shardyard.operations import inspect
+from shardyard.operations.inspect.report import report
 
 
 def looked_at(path: Path, **options: Any) -> list[dict[str, Any]]:
     """The checkpoints of a path, as the report has them."""
-    return cast("list[dict[str, Any]]", inspect.report(path, **options)["checkpoints"])
+    return cast("list[dict[str, Any]]", report(path, **options)["checkpoints"])
 
 
 def only(path: Path, **options: Any) -> dict[str, Any]:

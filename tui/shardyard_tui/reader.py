@@ -92,11 +92,11 @@ class Reader:
 
     def open(self, path: str, tag: str | None) -> Iterator[Opened | Reading]:
         """Read a checkpoint's headers."""
-        from shardyard.operations import inspect
+        from shardyard.operations.inspect.report import checkpoint_json
 
         yield Reading("headers")
         checkpoint = self._checkpoint(path, tag, fresh=True)
-        report = shortened(inspect.checkpoint_json(checkpoint))
+        report = shortened(checkpoint_json(checkpoint))
         stamp, owner = _saved(checkpoint)
         objects = tuple((o.name, o.text) for o in checkpoint.objects)
         yield Opened(path, report, tensor_table(checkpoint), stamp, owner, objects)

@@ -44,15 +44,16 @@ def show(
     as_json: bool = False,
 ) -> int:
     """Print the report; exit code 1 only with `strict`."""
-    from shardyard.operations import inspect, inspect_text
+    from shardyard.operations.inspect import text
+    from shardyard.operations.inspect.report import report
 
-    report = inspect.report(paths, tensors=tensors, hashes=hashes, deep=deep, tag=tag)
+    found = report(paths, tensors=tensors, hashes=hashes, deep=deep, tag=tag)
     if as_json:
-        json.dump(report, sys.stdout, indent=1, ensure_ascii=True)
+        json.dump(found, sys.stdout, indent=1, ensure_ascii=True)
         print()
     else:
-        for line in inspect_text.describe(report):
+        for line in text.describe(found):
             print(line)
-    checkpoints = cast(list[dict[str, Any]], report["checkpoints"])
-    found = any(f["severity"] in ("error", "warning") for c in checkpoints for f in c["findings"])
-    return ExitCode.FOUND if strict and found else ExitCode.DONE
+    checkpoints = cast(list[dict[str, Any]], found["checkpoints"])
+    serious = any(f["severity"] in ("error", "warning") for c in checkpoints for f in c["findings"])
+    return ExitCode.FOUND if strict and serious else ExitCode.DONE

@@ -32,7 +32,7 @@ def plan(verb: str, sources: Sequence[str], out: str | None, options: Mapping[st
 
 
 def _plan(spec: Spec, *, resuming: bool) -> Plan:
-    from shardyard.operations.export import plan_export
+    from shardyard.operations.export.plan import plan_export
     from shardyard.operations.merge.options import MergeOptions
     from shardyard.operations.merge.planning import plan_merge
 
@@ -137,11 +137,11 @@ def _only(job: JobFolder) -> str:
 
 def inspect(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """What is here; `inspect-deep` also reads the data."""
-    from shardyard.operations import inspect as operation
+    from shardyard.operations.inspect.report import report
 
     options = job.spec.options
     deep = job.spec.verb == "inspect-deep"
-    report = operation.report(
+    found = report(
         list(job.spec.sources),
         tensors=bool(options.get("tensors")),
         hashes=bool(options.get("hash")),
@@ -149,7 +149,7 @@ def inspect(job: JobFolder, context: Context) -> Mapping[str, Any]:
         tag=options.get("tag"),
         context=context,
     )
-    return dict(report)
+    return dict(found)
 
 
 VERBS: dict[str, Verb] = {

@@ -123,7 +123,7 @@ class _Asked:
         """One checkpoint as JSON; what cannot be opened is described by its error."""
         checkpoint = self._open(candidate, self.tag)
         if self.deep:
-            from shardyard.operations import deep
+            from shardyard.operations.inspect import deep
 
             checkpoint.findings.extend(deep.examine(checkpoint, self.handles, self.context))
             checkpoint.findings[:] = health.ordered(checkpoint.findings)

@@ -17,7 +17,7 @@ from shardyard.discover import open_checkpoint
 from shardyard.errors import CheckpointError, UsageError
 from shardyard.formats import declared_ties, model_config
 from shardyard.formats.candidate import OpenOptions
-from shardyard.operations import export_files
+from shardyard.operations.export import files
 from shardyard.operations.merge import selection
 from shardyard.operations.merge.options import MergeOptions
 from shardyard.operations.merge.plan import Plan
@@ -48,17 +48,17 @@ def plan_export(
         raise UsageError("An export is a folder; give a name without .safetensors, .bin, .pt or .pth, or use merge.")
     checkpoint = sources if isinstance(sources, Checkpoint) else _open(sources, options)
     like = Path(options.like) if options.like is not None else None
-    contents, origins = export_files.collect(export_files.side_folders(checkpoint, like))
+    contents, origins = files.collect(files.side_folders(checkpoint, like))
     config = _use_config(checkpoint, contents, origins)
     settled = _defaults(checkpoint, config, options)
     if like is not None:
         _check_like(checkpoint, settled, like)
     plan = plan_merge(checkpoint, out, settled, side_files=contents, resuming=resuming)
-    written = export_files.main_dtype(_bytes_by_dtype(plan))
+    written = files.main_dtype(_bytes_by_dtype(plan))
     if written is not None and not model_config.quantised(config):
-        changed = export_files.with_dtype(contents[export_files.CONFIG], written)
-        if changed != contents[export_files.CONFIG]:
-            contents[export_files.CONFIG] = changed
+        changed = files.with_dtype(contents[files.CONFIG], written)
+        if changed != contents[files.CONFIG]:
+            contents[files.CONFIG] = changed
             plan = plan_merge(checkpoint, out, settled, side_files=contents, resuming=resuming)
     _describe(plan, origins, written, config)
     return plan
@@ -72,15 +72,15 @@ def _use_config(checkpoint: Checkpoint, contents: Mapping[str, bytes], origins: 
     """The config that will be written is the one that decides ties and dtype."""
     from shardyard.formats.folder import Folder
 
-    config = model_config.read_config(Folder(origins[export_files.CONFIG]))
+    config = model_config.read_config(Folder(origins[files.CONFIG]))
     if config is None:
         raise UsageError(
-            f"config.json in {printable(str(origins[export_files.CONFIG]))} is no JSON object; mend it, or name a base model "
+            f"config.json in {printable(str(origins[files.CONFIG]))} is no JSON object; mend it, or name a base model "
             "with --like.",
-            path=str(origins[export_files.CONFIG]),
+            path=str(origins[files.CONFIG]),
         )
     checkpoint.config = config
-    checkpoint.config_folder = origins[export_files.CONFIG]
+    checkpoint.config_folder = origins[files.CONFIG]
     return config
 
 

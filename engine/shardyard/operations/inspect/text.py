@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from shardyard.health.patterns import fold
 from shardyard.health.words import plural, size
-from shardyard.operations.inspect import Json, Report
+from shardyard.operations.inspect.report import Json, Report
 from shardyard.text import printable
 
 WIDTH = 100

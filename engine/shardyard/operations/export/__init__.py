@@ -1,0 +1,1 @@
+"""Exporting: a merge into a folder that a model loader opens as it is."""
