@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shardyard.errors import ShardyardError
 from shardyard.files import FileHandles
-from shardyard.findings import Severity
+from shardyard.findings import Finding, Severity
 from shardyard.formats.dcp.files import DcpFiles
 from shardyard.formats.dcp.metadata import SavedState
 from shardyard.formats.dcp.rows import Chunk, Place
@@ -92,12 +92,14 @@ def _one_value(data: bytes) -> bool:
 
 def _tell(files: DcpFiles, a: _Largest, b: _Largest) -> None:
     files.add(
-        "duplicate-copy",
-        Severity.WARNING,
-        f"{files.prefix}{printable(b.place.file)} is {files.prefix}{printable(a.place.file)} over again, while .metadata has "
-        f"another part of {printable(a.tensor, 120)} in it: one of them may have been copied over the other.",
-        "Compare both with where they were written, or use another step.",
-        names=(b.place.file, a.place.file),
-        tensors=(a.tensor,),
-        sure=False,
+        Finding(
+            "duplicate-copy",
+            Severity.WARNING,
+            f"{files.prefix}{printable(b.place.file)} is {files.prefix}{printable(a.place.file)} over again, while .metadata has "
+            f"another part of {printable(a.tensor, 120)} in it: one of them may have been copied over the other.",
+            "Compare both with where they were written, or use another step.",
+            paths=(b.place.file, a.place.file),
+            tensors=(a.tensor,),
+            sure=False,
+        )
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardyard.checkpoint import FileEntry
 from shardyard.errors import COPY_AGAIN
@@ -55,22 +55,10 @@ class DcpFiles:
     stale_bytes: int = 0
     world_size: int | None = None
 
-    def add(
-        self,
-        code: str,
-        severity: Severity,
-        message: str,
-        remedy: str = "",
-        *,
-        names: tuple[str, ...] = (),
-        tensors: tuple[str, ...] = (),
-        nbytes: int = 0,
-        sure: bool = True,
-        blocks: Blocks = Blocks.NOTHING,
-    ) -> None:
-        """Add a finding about files of this folder."""
-        paths = tuple(self.prefix + name for name in names[:MOST_NAMED])
-        self.findings.append(Finding(code, severity, message, remedy, paths, tensors[:MOST_NAMED], nbytes, sure, blocks))
+    def add(self, finding: Finding) -> None:
+        """Add a finding; its paths are names in this folder."""
+        paths = tuple(self.prefix + name for name in finding.paths[:MOST_NAMED])
+        self.findings.append(replace(finding, paths=paths, tensors=finding.tensors[:MOST_NAMED]))
 
 
 def check_files(files: DcpFiles, state: SavedState, handles: FileHandles) -> None:
@@ -105,12 +93,14 @@ def _check_one(files: DcpFiles, name: str, last: Place, handles: FileHandles, *,
     if path is None:
         files.bad[name] = f"{shown} is not there"
         files.add(
-            "missing-shard",
-            Severity.ERROR,
-            f"{shown} is missing: .metadata says that chunks of tensors are in it.",
-            "Copy it from the node that wrote it, or give that node's folder as a further source.",
-            names=(name,),
-            blocks=Blocks.UNLESS_ALLOWED,
+            Finding(
+                "missing-shard",
+                Severity.ERROR,
+                f"{shown} is missing: .metadata says that chunks of tensors are in it.",
+                "Copy it from the node that wrote it, or give that node's folder as a further source.",
+                paths=(name,),
+                blocks=Blocks.UNLESS_ALLOWED,
+            )
         )
         return
     there = handles.size(path)
@@ -118,24 +108,28 @@ def _check_one(files: DcpFiles, name: str, last: Place, handles: FileHandles, *,
     if there < end:
         files.bad[name] = f"{shown} ends at byte {there:,} of {end:,}"
         files.add(
-            "truncated",
-            Severity.ERROR,
-            f"{shown} has {there:,} bytes where .metadata says {end:,}: it was cut short or exchanged with another file.",
-            COPY_AGAIN,
-            names=(name,),
-            nbytes=end - there,
-            blocks=Blocks.MERGE if foreign else Blocks.UNLESS_ALLOWED,
+            Finding(
+                "truncated",
+                Severity.ERROR,
+                f"{shown} has {there:,} bytes where .metadata says {end:,}: it was cut short or exchanged with another file.",
+                COPY_AGAIN,
+                paths=(name,),
+                nbytes=end - there,
+                blocks=Blocks.MERGE if foreign else Blocks.UNLESS_ALLOWED,
+            )
         )
     elif there > end or foreign:
         files.bad[name] = f"{shown} is not the file that .metadata describes"
         files.add(
-            "corrupt",
-            Severity.ERROR,
-            f"{shown} does not hold what .metadata says ({there:,} bytes, slices up to {end:,}): "
-            "it was exchanged with another file or comes from another save.",
-            "Copy the folder again from where it was written.",
-            names=(name,),
-            blocks=Blocks.MERGE,
+            Finding(
+                "corrupt",
+                Severity.ERROR,
+                f"{shown} does not hold what .metadata says ({there:,} bytes, slices up to {end:,}): "
+                "it was exchanged with another file or comes from another save.",
+                "Copy the folder again from where it was written.",
+                paths=(name,),
+                blocks=Blocks.MERGE,
+            )
         )
 
 
@@ -170,13 +164,15 @@ def _list(files: DcpFiles, last: dict[str, Place], *, whole: bool) -> None:
     files.world_size = max([highest, *named]) + 1 or None
     if stale:
         files.add(
-            "stale-file",
-            Severity.WARNING,
-            f"{len(stale)} {'files are' if len(stale) > 1 else 'file is'} not named by .metadata, such as "
-            f"{files.prefix}{stale[0]}: left over from an earlier save into the same folder.",
-            "They are not read; delete them once you are sure.",
-            names=tuple(stale),
-            nbytes=files.stale_bytes,
+            Finding(
+                "stale-file",
+                Severity.WARNING,
+                f"{len(stale)} {'files are' if len(stale) > 1 else 'file is'} not named by .metadata, such as "
+                f"{files.prefix}{stale[0]}: left over from an earlier save into the same folder.",
+                "They are not read; delete them once you are sure.",
+                paths=tuple(stale),
+                nbytes=files.stale_bytes,
+            )
         )
 
 
@@ -191,11 +187,13 @@ def _compare_times(files: DcpFiles, last: dict[str, Place]) -> None:
     if unfinished or (later and len(later) < len(last)):
         name = unfinished[0] if unfinished else later[0]
         files.add(
-            "stale-file",
-            Severity.WARNING,
-            f"{files.prefix}{printable(name)} is newer than .metadata: a later save into this folder may have been stopped, "
-            "which leaves data of two saves.",
-            "Compare it with another step, or use an earlier checkpoint.",
-            names=(name,),
-            sure=False,
+            Finding(
+                "stale-file",
+                Severity.WARNING,
+                f"{files.prefix}{printable(name)} is newer than .metadata: a later save into this folder may have been stopped, "
+                "which leaves data of two saves.",
+                "Compare it with another step, or use an earlier checkpoint.",
+                paths=(name,),
+                sure=False,
+            )
         )

@@ -8,7 +8,7 @@ from shardyard.checkpoint import Tensor
 from shardyard.dtypes import unknown
 from shardyard.errors import COPY_AGAIN, DamagedError
 from shardyard.files import FileHandles
-from shardyard.findings import Blocks, Severity
+from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.coverage import flaw
 from shardyard.formats.dcp.doubles import check_doubles
@@ -67,7 +67,7 @@ def _read_metadata(files: DcpFiles, options: OpenOptions) -> SavedState:
     try:
         return states[0] if len(states) == 1 else union(states)
     except DamagedError as error:
-        files.add(error.code, Severity.ERROR, error.problem, error.remedy, names=(names[0],), blocks=Blocks.MERGE)
+        files.add(Finding(error.code, Severity.ERROR, error.problem, error.remedy, paths=(names[0],), blocks=Blocks.MERGE))
         return SavedState()
 
 
@@ -76,7 +76,7 @@ def _read_one(files: DcpFiles, name: str, options: OpenOptions) -> SavedState | 
         return read_metadata(options.handles, files.folder.files[name].path, options.progress, options.cancelled)
     except DamagedError as error:
         message = files.prefix + error.problem
-        files.add(error.code, Severity.ERROR, message, error.remedy or COPY_AGAIN, names=(name,), blocks=Blocks.MERGE)
+        files.add(Finding(error.code, Severity.ERROR, message, error.remedy or COPY_AGAIN, paths=(name,), blocks=Blocks.MERGE))
         return None
 
 
@@ -88,7 +88,7 @@ def _no_metadata(files: DcpFiles) -> None:
     else:
         message = f"There is no {files.prefix}.metadata: the save did not finish, or hidden files were not copied."
         remedy = "Copy the folder again with its hidden files (cp -a, rsync -a), from the node that wrote rank 0's files."
-    files.add("missing-metadata", Severity.ERROR, message, remedy, names=(unfinished or METADATA,), blocks=Blocks.MERGE)
+    files.add(Finding("missing-metadata", Severity.ERROR, message, remedy, paths=(unfinished or METADATA,), blocks=Blocks.MERGE))
 
 
 def _check_ranks(files: DcpFiles, ranks: set[int]) -> None:
@@ -98,12 +98,14 @@ def _check_ranks(files: DcpFiles, ranks: set[int]) -> None:
     if missing:
         names = tuple(f"__{rank}.metadata" for rank in missing[:100])
         files.add(
-            "missing-metadata",
-            Severity.ERROR,
-            f"{files.prefix}{names[0]}{more(len(missing) - 1)} is missing: each rank of this save wrote metadata of its own.",
-            "Copy it from the node of that rank.",
-            names=names,
-            blocks=Blocks.UNLESS_ALLOWED,
+            Finding(
+                "missing-metadata",
+                Severity.ERROR,
+                f"{files.prefix}{names[0]}{more(len(missing) - 1)} is missing: each rank of this save wrote metadata of its own.",
+                "Copy it from the node of that rank.",
+                paths=tuple(names),
+                blocks=Blocks.UNLESS_ALLOWED,
+            )
         )
 
 
@@ -123,12 +125,14 @@ def _make_tensors(opened: DcpFolder, handles: FileHandles) -> None:
         opened.tensors[name] = Tensor(name, saved.dtype, saved.shape, layouts[0], replicas=tuple(layouts[1:]))
     for (code, note), names in faults.items():
         files.add(
-            code,
-            Severity.ERROR,
-            f"{printable(names[0], 120)}{more(len(names) - 1)}: {note}.",
-            "The save is incomplete or its metadata is wrong; use another checkpoint.",
-            tensors=tuple(names),
-            blocks=Blocks.MERGE if code == "corrupt" else Blocks.UNLESS_ALLOWED,
+            Finding(
+                code,
+                Severity.ERROR,
+                f"{printable(names[0], 120)}{more(len(names) - 1)}: {note}.",
+                "The save is incomplete or its metadata is wrong; use another checkpoint.",
+                tensors=tuple(names),
+                blocks=Blocks.MERGE if code == "corrupt" else Blocks.UNLESS_ALLOWED,
+            )
         )
 
 

@@ -44,9 +44,11 @@ def stored_values(opened: DcpFolder, handles: FileHandles) -> tuple[list[StoredO
             step = value
         if len(places) > 1 and any(_read(opened, p, handles)[1] != text for p in places[1:9]):
             opened.files.add(
-                "duplicate-copy",
-                Severity.INFO,
-                f"The ranks stored different values of {printable(name, 120)}; the lowest rank's is shown.",
+                Finding(
+                    "duplicate-copy",
+                    Severity.INFO,
+                    f"The ranks stored different values of {printable(name, 120)}; the lowest rank's is shown.",
+                )
             )
     return found, step
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shardyard.checkpoint import Role, Tensor
-from shardyard.findings import Severity
+from shardyard.findings import Finding, Severity
 from shardyard.formats.deepspeed.flat import Columns, FlatVector, flat_vector, layout_error, share
 from shardyard.formats.deepspeed.model_file import ModelFile
 from shardyard.formats.deepspeed.reading import Reading, listed, ranges
@@ -98,12 +98,14 @@ def report_left_out(reading: Reading, model: ModelFile, stage: int) -> None:
         return
     likely = f" ({listed(signs)} {'lacks' if len(signs) == 1 else 'lack'} a weight)" if signs else ""
     reading.add(
-        "partial",
-        Severity.INFO,
-        f"This step was saved without its frozen weights{likely}: what is here are the trained ones.",
-        "Load them over the base model that the run started from.",
-        paths=[model.name],
-        sure=not signs,
+        Finding(
+            "partial",
+            Severity.INFO,
+            f"This step was saved without its frozen weights{likely}: what is here are the trained ones.",
+            "Load them over the base model that the run started from.",
+            paths=(model.name,),
+            sure=not signs,
+        )
     )
 
 

@@ -110,15 +110,17 @@ def _report_copies(step: Step, folder: Folder) -> None:
         except DamagedError:
             same = False
         step.reading.add(
-            "duplicate-copy" if same else "competing-weights",
-            Severity.INFO if same else Severity.ERROR,
-            f"{printable(kept.name)} is in two of the folders; the first one is read."
-            if same
-            else f"{printable(kept.name)} is in two of the folders with different contents: they are not of one step or run.",
-            "" if same else "Give the folders of one step only.",
-            paths=[kept.name],
-            nbytes=other.nbytes,
-            blocks=Blocks.NOTHING if same else Blocks.MERGE,
+            Finding(
+                "duplicate-copy" if same else "competing-weights",
+                Severity.INFO if same else Severity.ERROR,
+                f"{printable(kept.name)} is in two of the folders; the first one is read."
+                if same
+                else f"{printable(kept.name)} is in two of the folders with different contents: they are not of one step or run.",
+                "" if same else "Give the folders of one step only.",
+                paths=(kept.name,),
+                nbytes=other.nbytes,
+                blocks=Blocks.NOTHING if same else Blocks.MERGE,
+            )
         )
 
 

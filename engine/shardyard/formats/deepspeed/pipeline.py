@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from shardyard.checkpoint import CheckpointKind, Role, Tensor, Tie
 from shardyard.errors import DamagedError
-from shardyard.findings import Severity
+from shardyard.findings import Finding, Severity
 from shardyard.formats.deepspeed import frozen
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile
@@ -61,7 +61,7 @@ def fill(step: Step, models: dict[int, ModelFile]) -> None:
         if step.files.of(FileKind.OPTIMIZER):
             # Without ZeRO a bf16 pipeline still writes optimizer files, and no shapes to read their masters by.
             text = "The optimizer files hold fp32 masters too, without names and shapes; what is read are the 16-bit weights."
-            reading.add("masters-unnamed", Severity.INFO, text)
+            reading.add(Finding("masters-unnamed", Severity.INFO, text))
         step.ties = [Tie(tuple(names), "storage") for names in same_views(tensors)]
         step.add_part("model", tensors, model=True)
         step.part = "model"

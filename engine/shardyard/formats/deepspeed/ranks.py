@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardyard.errors import DamagedError
 from shardyard.files import fingerprint
-from shardyard.findings import Blocks, Severity
+from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.deepspeed.names import StepFile
 from shardyard.formats.deepspeed.optimizer_file import OptimizerFile, read_optimizer_file
 from shardyard.formats.deepspeed.reading import Reading, are, counted, listed, numbered
@@ -85,12 +85,14 @@ def _refuse_doubles(reading: Reading, ranks: Sequence[OptimizerFile | None]) -> 
         first = seen.setdefault((found["bytes"], found["sha256"]), rank)
         if first is not rank and _holds_something(reading, rank):
             reading.add(
-                "duplicate-copy",
-                Severity.ERROR,
-                f"{rank.name} is {first.name} over again: one rank's part of the weights is missing.",
-                "Copy the step again from where it was written.",
-                paths=[rank.name, first.name],
-                blocks=Blocks.MERGE,
+                Finding(
+                    "duplicate-copy",
+                    Severity.ERROR,
+                    f"{rank.name} is {first.name} over again: one rank's part of the weights is missing.",
+                    "Copy the step again from where it was written.",
+                    paths=(rank.name, first.name),
+                    blocks=Blocks.MERGE,
+                )
             )
 
 

@@ -56,12 +56,14 @@ class Reading:
         first = other_place(entry, file.saved_as)
         if first is not None:
             self.add(
-                "renamed-file",
-                Severity.ERROR,
-                f"{name} was saved as {printable(first)}: files were exchanged, or one was copied over another.",
-                "Give the files the names they were saved under, or copy the step again.",
-                paths=[entry.name],
-                blocks=Blocks.MERGE,
+                Finding(
+                    "renamed-file",
+                    Severity.ERROR,
+                    f"{name} was saved as {printable(first)}: files were exchanged, or one was copied over another.",
+                    "Give the files the names they were saved under, or copy the step again.",
+                    paths=(entry.name,),
+                    blocks=Blocks.MERGE,
+                )
             )
         self.findings.extend(replace(f, paths=(self.prefix + printable(entry.name),)) for f in file.findings)
         return file
@@ -72,45 +74,33 @@ class Reading:
             check_whole(self.options.handles, entry.path)
         except DamagedError as error:
             remedy = "Nothing that is merged is in it; training needs it."
-            self.add(error.code, Severity.WARNING, error.problem, remedy, paths=[entry.name], nbytes=entry.nbytes)
+            self.add(Finding(error.code, Severity.WARNING, error.problem, remedy, paths=(entry.name,), nbytes=entry.nbytes))
 
     def damaged(self, code: str, message: str, entry: Entry, remedy: str = "") -> None:
         """A file that cannot be used."""
         remedy = remedy or "Copy it again, or use an earlier step."
-        paths = [entry.name]
-        self.add(code, Severity.ERROR, message, remedy, paths=paths, nbytes=entry.nbytes, blocks=Blocks.UNLESS_ALLOWED)
+        blocks = Blocks.UNLESS_ALLOWED
+        self.add(Finding(code, Severity.ERROR, message, remedy, (entry.name,), nbytes=entry.nbytes, blocks=blocks))
 
     def refuse(self, error: DamagedError, entry_name: str = "") -> None:
         """A layout that is not understood: no merge, whatever was asked."""
         name = entry_name or (error.path or "").rsplit("/", 1)[-1]
-        self.add(error.code, Severity.ERROR, error.problem, error.remedy, paths=[name] if name else [], blocks=Blocks.MERGE)
+        paths = (name,) if name else ()
+        self.add(Finding(error.code, Severity.ERROR, error.problem, error.remedy, paths, blocks=Blocks.MERGE))
 
     def missing(self, code: str, message: str, names: Sequence[str], blocks: Blocks = Blocks.UNLESS_ALLOWED) -> None:
         """Files that should be here and are not."""
         remedy = "Add the folder of the node that wrote them, or use an earlier step."
-        self.add(code, Severity.ERROR, message, remedy, paths=names[:100], blocks=blocks)
+        self.add(Finding(code, Severity.ERROR, message, remedy, paths=tuple(names[:100]), blocks=blocks))
 
     def left_over(self, message: str, names: Sequence[str]) -> None:
         """Files of another run: which of the two is wanted, nobody can know."""
         remedy = "Move the files of the other run away and try again."
-        self.add("stale-file", Severity.ERROR, message, remedy, paths=names[:100], blocks=Blocks.MERGE)
+        self.add(Finding("stale-file", Severity.ERROR, message, remedy, paths=tuple(names[:100]), blocks=Blocks.MERGE))
 
-    def add(
-        self,
-        code: str,
-        severity: Severity,
-        message: str,
-        remedy: str = "",
-        *,
-        paths: Sequence[str] = (),
-        tensors: Sequence[str] = (),
-        nbytes: int = 0,
-        sure: bool = True,
-        blocks: Blocks = Blocks.NOTHING,
-    ) -> None:
-        """Note something; paths are names in the step folder."""
-        where = tuple(self.prefix + printable(p) for p in paths)
-        self.findings.append(Finding(code, severity, message, remedy, where, tuple(tensors), nbytes, sure, blocks))
+    def add(self, finding: Finding) -> None:
+        """Note something; its paths are names in the step folder."""
+        self.findings.append(replace(finding, paths=tuple(self.prefix + printable(p) for p in finding.paths)))
 
     def entry(self, entry: Entry, role: str) -> FileEntry:
         """A file of the step, for the checkpoint's list."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from shardyard.checkpoint import CheckpointKind, Tensor
 from shardyard.errors import DamagedError
-from shardyard.findings import Blocks, Severity
+from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.deepspeed import unsharded, zero_step
 from shardyard.formats.deepspeed.model_file import ModelFile
 from shardyard.formats.deepspeed.names import FileKind, StepFiles
@@ -119,12 +119,14 @@ def _report_missing(step: Step, models: dict[int, ModelFile]) -> None:
     names = [f"mp_rank_{r:02d}_model_states.pt" for r in missing]
     if len(there) == 1:
         step.reading.add(
-            "piece",
-            Severity.ERROR,
-            f"This is piece {there[0] + 1} of {wanted} of a tensor-parallel model: a part of every weight, not a whole one.",
-            "Bring the files of all tensor-parallel ranks together.",
-            paths=[f.name for kind in step.files.by_kind.values() for f in kind][:20],
-            blocks=Blocks.MERGE,
+            Finding(
+                "piece",
+                Severity.ERROR,
+                f"This is piece {there[0] + 1} of {wanted} of a tensor-parallel model: a part of every weight, not a whole one.",
+                "Bring the files of all tensor-parallel ranks together.",
+                paths=tuple([f.name for kind in step.files.by_kind.values() for f in kind][:20]),
+                blocks=Blocks.MERGE,
+            )
         )
     else:
         message = f"The files of tensor-parallel {numbered('rank', missing)} of {wanted} are not here: {listed(names)}."

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from shardyard.checkpoint import CheckpointKind, FileEntry, Role, Tensor
 from shardyard.errors import DamagedError
-from shardyard.findings import Blocks, Severity
+from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.deepspeed import frozen, split
 from shardyard.formats.deepspeed.flat import Shape, layout_error
 from shardyard.formats.deepspeed.model_file import ModelFile
@@ -44,11 +44,13 @@ def fill(step: Step) -> None:
     stored, wanted = Stored("", {}, None), dict[str, Shape]()
     if model is None:
         reading.add(
-            "missing-metadata",
-            Severity.ERROR,
-            "The copy of the model file is missing or cannot be read: shapes, buffers and aliases are not known.",
-            "Copy the model file of the step that this folder was made from.",
-            blocks=Blocks.MERGE,
+            Finding(
+                "missing-metadata",
+                Severity.ERROR,
+                "The copy of the model file is missing or cannot be read: shapes, buffers and aliases are not known.",
+                "Copy the model file of the step that this folder was made from.",
+                blocks=Blocks.MERGE,
+            )
         )
     else:
         step.world = (model.settings.data_ranks or 1) * max(1, model.settings.model_ranks or 1)
@@ -105,12 +107,14 @@ def _refuse_round_robin(step: Step, model: ModelFile) -> None:
         places = [order[n] for n in group if n in order]
         if model.settings.round_robin and places != sorted(places):
             step.reading.add(
-                "corrupt",
-                Severity.ERROR,
-                "This folder was converted from a run with round_robin_gradients, which DeepSpeed's converter puts in the wrong "
-                "order: its weights are wrong.",
-                "Merge the step folder that it was converted from.",
-                blocks=Blocks.MERGE,
+                Finding(
+                    "corrupt",
+                    Severity.ERROR,
+                    "This folder was converted from a run with round_robin_gradients, which DeepSpeed's converter puts in the "
+                    "wrong order: its weights are wrong.",
+                    "Merge the step folder that it was converted from.",
+                    blocks=Blocks.MERGE,
+                )
             )
             return
 
@@ -152,13 +156,15 @@ def _masters(step: Step, wanted: dict[str, Shape], stored: Stored) -> tuple[dict
     lost = {n: s for n, s in wanted.items() if n not in tensors}
     if lost:
         reading.add(
-            "missing-tensor",
-            Severity.ERROR,
-            f"{len(lost)} of {len(wanted)} weights have no fp32.pt that can be read: {listed(list(lost), 3)}.",
-            "Convert the step again, or copy the missing folders.",
-            tensors=list(lost),
-            paths=[f"zero/{n}/fp32.pt" for n in list(lost)[:20]],
-            blocks=Blocks.UNLESS_ALLOWED,
+            Finding(
+                "missing-tensor",
+                Severity.ERROR,
+                f"{len(lost)} of {len(wanted)} weights have no fp32.pt that can be read: {listed(list(lost), 3)}.",
+                "Convert the step again, or copy the missing folders.",
+                tensors=tuple(lost),
+                paths=tuple(f"zero/{n}/fp32.pt" for n in list(lost)[:20]),
+                blocks=Blocks.UNLESS_ALLOWED,
+            )
         )
         tensors |= unknown([lost], "its fp32.pt is not here")
     return tensors, entries
@@ -193,5 +199,5 @@ def _moment(step: Step, name: str, entry: Entry, like: Tensor | None) -> Tensor 
         value = lookup(opened.root, "param", opened.root)
         return opened.tensor(name, value, Role.OPTIMIZER) if isinstance(value, TensorValue) else None
     except DamagedError as error:
-        step.reading.add(error.code, Severity.WARNING, f"{printable(name, 80)}: {error.message}", nbytes=entry.nbytes)
+        step.reading.add(Finding(error.code, Severity.WARNING, f"{printable(name, 80)}: {error.message}", nbytes=entry.nbytes))
         return without_data(name, like, error)

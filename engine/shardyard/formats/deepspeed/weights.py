@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from shardyard.checkpoint import Role, Tensor, Tie
 from shardyard.dtypes import BY_NAME
-from shardyard.findings import Blocks, Severity
+from shardyard.findings import Blocks, Finding, Severity
 from shardyard.formats.deepspeed.flat import layout_error
 from shardyard.formats.deepspeed.reading import Reading, listed
 from shardyard.text import printable
@@ -100,10 +100,13 @@ def _aliases(reading: Reading, stored: Stored, found: dict[str, Tensor]) -> dict
         copy = stored.names.get(alias)
         if copy is not None and copy.shape != found[owner].shape:
             reading.add(
-                "tie-disagrees",
-                Severity.WARNING,
-                f"{printable(alias, 80)} is recorded as {printable(owner, 80)} by another name, with another shape: both stay.",
-                tensors=[alias, owner],
+                Finding(
+                    "tie-disagrees",
+                    Severity.WARNING,
+                    f"{printable(alias, 80)} is recorded as {printable(owner, 80)} by another name, with another shape: "
+                    "both stay.",
+                    tensors=(alias, owner),
+                )
             )
             continue
         found[alias] = _as_alias(found[owner], alias, copy)
@@ -172,12 +175,14 @@ def _missing(reading: Reading, names: list[str], why: str) -> list[str]:
     if names:
         subject = "has no data" if len(names) == 1 else "have no data"
         reading.add(
-            "missing-tensor",
-            Severity.ERROR,
-            f"{listed(names)} {subject} in this step: {why}.",
-            "Take the missing weights from the base model, or merge the rest with --allow-incomplete.",
-            tensors=names,
-            blocks=Blocks.UNLESS_ALLOWED,
+            Finding(
+                "missing-tensor",
+                Severity.ERROR,
+                f"{listed(names)} {subject} in this step: {why}.",
+                "Take the missing weights from the base model, or merge the rest with --allow-incomplete.",
+                tensors=tuple(names),
+                blocks=Blocks.UNLESS_ALLOWED,
+            )
         )
     return names
 

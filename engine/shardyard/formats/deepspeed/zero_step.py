@@ -94,14 +94,16 @@ def _shapes(reading: Reading, model: ModelFile | None, ranks: RankSet) -> list[S
     if first is not None and first.shapes is not None:
         return first.shapes
     reading.add(
-        "missing-metadata",
-        Severity.ERROR,
-        "The names and shapes of the weights are not here: the model file of rank 0 is missing or cannot be read."
-        if model is None
-        else f"{model.name} does not record the shapes of the weights.",
-        "Add the model file, mp_rank_00_model_states.pt (ZeRO-3: zero_pp_rank_0_mp_rank_00_model_states.pt).",
-        paths=[model.name if model is not None else "mp_rank_00_model_states.pt"],
-        blocks=Blocks.MERGE,
+        Finding(
+            "missing-metadata",
+            Severity.ERROR,
+            "The names and shapes of the weights are not here: the model file of rank 0 is missing or cannot be read."
+            if model is None
+            else f"{model.name} does not record the shapes of the weights.",
+            "Add the model file, mp_rank_00_model_states.pt (ZeRO-3: zero_pp_rank_0_mp_rank_00_model_states.pt).",
+            paths=(model.name if model is not None else "mp_rank_00_model_states.pt",),
+            blocks=Blocks.MERGE,
+        )
     )
     return None
 
@@ -136,13 +138,15 @@ def rebuild(
     if first is not None and first.single_dict and len(first.groups) > 1 and (first.stage < 3 or first.base_groups != 1):
         # One dict in module order over all groups: 0.3.16's own script returns wrong weights here.
         reading.add(
-            "missing-metadata",
-            Severity.ERROR,
-            f"This version of DeepSpeed does not store which weights are in which of its {len(first.groups)} optimizer groups, "
-            "so their masters cannot be told apart.",
-            "" if first.stage < 3 else "Load the step with that version and save the weights.",
-            paths=[first.name],
-            blocks=Blocks.UNLESS_ALLOWED,
+            Finding(
+                "missing-metadata",
+                Severity.ERROR,
+                f"This version of DeepSpeed does not store which weights are in which of its {len(first.groups)} optimizer "
+                "groups, so their masters cannot be told apart.",
+                "" if first.stage < 3 else "Load the step with that version and save the weights.",
+                paths=(first.name,),
+                blocks=Blocks.UNLESS_ALLOWED,
+            )
         )
         return unknown(shapes, "which optimizer group it is in is not stored")
     try:
@@ -205,13 +209,15 @@ def tell_of_buffers(reading: Reading, model: ModelFile, rank: int, stored: Store
     if not rank or not buffers:
         return
     reading.add(
-        "missing-metadata",
-        Severity.WARNING,
-        f"Buffers are those of rank {rank} ({printable(model.name)}), since the file of rank 0 cannot be read; what a rank "
-        f"gathers by itself, such as running means, differs from rank to rank: {listed(buffers)}.",
-        "Add the model file of rank 0, or take the buffers from another step.",
-        paths=[model.name],
-        tensors=buffers,
+        Finding(
+            "missing-metadata",
+            Severity.WARNING,
+            f"Buffers are those of rank {rank} ({printable(model.name)}), since the file of rank 0 cannot be read; what a rank "
+            f"gathers by itself, such as running means, differs from rank to rank: {listed(buffers)}.",
+            "Add the model file of rank 0, or take the buffers from another step.",
+            paths=(model.name,),
+            tensors=tuple(buffers),
+        )
     )
     for name in buffers:
         tensor = stored.names[name]
@@ -234,13 +240,15 @@ def stored_names(reading: Reading, model: ModelFile, stage: int) -> dict[str, Te
             found[name] = None
     if model.odd:
         reading.add(
-            "unsupported",
-            Severity.ERROR,
-            f"{listed(list(model.odd))} {are(model.odd)} no plain {'tensor' if len(model.odd) == 1 else 'tensors'}: "
-            f"{listed(sorted(set(model.odd.values())))}.",
-            paths=[model.name],
-            tensors=list(model.odd),
-            blocks=Blocks.UNLESS_ALLOWED,
+            Finding(
+                "unsupported",
+                Severity.ERROR,
+                f"{listed(list(model.odd))} {are(model.odd)} no plain {'tensor' if len(model.odd) == 1 else 'tensors'}: "
+                f"{listed(sorted(set(model.odd.values())))}.",
+                paths=(model.name,),
+                tensors=tuple(model.odd),
+                blocks=Blocks.UNLESS_ALLOWED,
+            )
         )
     return found
 

@@ -161,23 +161,27 @@ class _Opening:
         chosen = next((g for g in whole if g.world == said), None) or (whole[0] if len(whole) == 1 else None)
         worlds = ", ".join(str(g.world) for g in self.groups)
         if chosen is None:
-            self.finding(
-                "missing-rank" if not whole else "competing-weights",
-                Severity.ERROR,
-                f"Files of several world sizes ({worlds}) are here, and "
-                + ("none of the sets is whole." if not whole else "more than one of the sets is whole."),
-                "Move the files of the other saves elsewhere.",
-                blocks=Blocks.MERGE,
+            self.add(
+                Finding(
+                    "missing-rank" if not whole else "competing-weights",
+                    Severity.ERROR,
+                    f"Files of several world sizes ({worlds}) are here, and "
+                    + ("none of the sets is whole." if not whole else "more than one of the sets is whole."),
+                    "Move the files of the other saves elsewhere.",
+                    blocks=Blocks.MERGE,
+                )
             )
             return max(self.groups, key=lambda g: len(g.model))
         stale = [name for g in self.groups if g is not chosen for name in g.names()]
-        self.finding(
-            "stale-file",
-            Severity.WARNING,
-            f"Files of several world sizes ({worlds}) are here; the whole set of {chosen.world} is read.",
-            "The others are left over from another save; delete them once you are sure.",
-            paths=tuple(stale[:_MOST_NAMED]),
-            nbytes=sum(self.folder.files[n].nbytes for n in stale),
+        self.add(
+            Finding(
+                "stale-file",
+                Severity.WARNING,
+                f"Files of several world sizes ({worlds}) are here; the whole set of {chosen.world} is read.",
+                "The others are left over from another save; delete them once you are sure.",
+                paths=tuple(stale[:_MOST_NAMED]),
+                nbytes=sum(self.folder.files[n].nbytes for n in stale),
+            )
         )
         self.checkpoint.usage.wasted += sum(self.folder.files[n].nbytes for n in stale)
         return chosen
@@ -199,13 +203,15 @@ class _Opening:
             beyond = [rank for rank in of_kind if rank >= world]
             if beyond:
                 name = of_kind[beyond[0]]
-                self.finding(
-                    "index-mismatch",
-                    Severity.ERROR,
-                    f"{name} says rank {beyond[0]} of a world of {world}.",
-                    "Give the files their own names back.",
-                    paths=(name,),
-                    blocks=Blocks.MERGE,
+                self.add(
+                    Finding(
+                        "index-mismatch",
+                        Severity.ERROR,
+                        f"{name} says rank {beyond[0]} of a world of {world}.",
+                        "Give the files their own names back.",
+                        paths=(name,),
+                        blocks=Blocks.MERGE,
+                    )
                 )
             if missing:
                 # Where replicas (HSDP) hold everything, a missing rank takes nothing away.
@@ -216,24 +222,28 @@ class _Opening:
         example = next(iter(of_kind.values()))
         names = tuple(re.sub(r"(rank_?)\d+(\.\w+)$", rf"\g<1>{rank}\g<2>", example) for rank in missing[:_MOST_NAMED])
         serious = what == "model" and not whole
-        self.finding(
-            "missing-rank",
-            Severity.ERROR if serious else Severity.WARNING,
-            f"{len(missing)} of {world} ranks' {what} files are missing, such as {names[0]}"
-            + (": the others hold copies of everything it held." if whole else "."),
-            "Copy them from the nodes that wrote them, or give those nodes' folders as further sources.",
-            paths=names,
-            blocks=Blocks.UNLESS_ALLOWED if serious else Blocks.NOTHING,
+        self.add(
+            Finding(
+                "missing-rank",
+                Severity.ERROR if serious else Severity.WARNING,
+                f"{len(missing)} of {world} ranks' {what} files are missing, such as {names[0]}"
+                + (": the others hold copies of everything it held." if whole else "."),
+                "Copy them from the nodes that wrote them, or give those nodes' folders as further sources.",
+                paths=tuple(names),
+                blocks=Blocks.UNLESS_ALLOWED if serious else Blocks.NOTHING,
+            )
         )
 
     def check_config(self, world: int) -> None:
         said = self.said_world()
         if said is not None and said != world:
-            self.finding(
-                "index-mismatch",
-                Severity.WARNING,
-                f"{_FSDP_CONFIG} says {said} ranks, the files' names say {world}; the names are followed.",
-                paths=(_FSDP_CONFIG,),
+            self.add(
+                Finding(
+                    "index-mismatch",
+                    Severity.WARNING,
+                    f"{_FSDP_CONFIG} says {said} ranks, the files' names say {world}; the names are followed.",
+                    paths=(_FSDP_CONFIG,),
+                )
             )
 
     # Reading
@@ -265,13 +275,15 @@ class _Opening:
         """The archive inside is called after the file that was saved: a share does not say which rank's it is."""
         first = _place(f"{file.saved_as}{name[name.rindex('.') :]}") if file.saved_as is not None else None
         if first is not None and first != _place(name):
-            self.finding(
-                "renamed-file",
-                Severity.ERROR,
-                f"{name} was saved as {printable(str(file.saved_as))}: files were exchanged, or one was copied over another.",
-                "Give the files the names they were saved under, or copy the folder again.",
-                paths=(name,),
-                blocks=Blocks.MERGE,
+            self.add(
+                Finding(
+                    "renamed-file",
+                    Severity.ERROR,
+                    f"{name} was saved as {printable(str(file.saved_as))}: files were exchanged, or one was copied over another.",
+                    "Give the files the names they were saved under, or copy the folder again.",
+                    paths=(name,),
+                    blocks=Blocks.MERGE,
+                )
             )
 
     def add_model(self, model: RankSet, group: _Group) -> None:
@@ -290,15 +302,18 @@ class _Opening:
         if flat:
             checkpoint.kind = CheckpointKind.FSDP_LOCAL
             checkpoint.merge_note = _FLAT_NOTE
-            self.finding("unknown-layout", Severity.WARNING, _FLAT_NOTE, tensors=tuple(flat[:_MOST_NAMED]))
+            self.add(Finding("unknown-layout", Severity.WARNING, _FLAT_NOTE, tensors=tuple(flat[:_MOST_NAMED])))
         lora = [name for name in tensors if _LORA.fullmatch(name)]
         if lora:
-            self.finding(
-                "lora-unmerged",
-                Severity.WARNING,
-                f"{len(lora)} tensors are a LoRA adapter that is not merged into the weights, such as {printable(lora[0], 120)}.",
-                "Export with --lora split or --lora fold; merge keeps them under their own names.",
-                tensors=tuple(lora[:_MOST_NAMED]),
+            self.add(
+                Finding(
+                    "lora-unmerged",
+                    Severity.WARNING,
+                    f"{len(lora)} tensors are a LoRA adapter that is not merged into the weights, such as "
+                    f"{printable(lora[0], 120)}.",
+                    "Export with --lora split or --lora fold; merge keeps them under their own names.",
+                    tensors=tuple(lora[:_MOST_NAMED]),
+                )
             )
 
     def add_optimizer(self, group: _Group) -> None:
@@ -328,7 +343,7 @@ class _Opening:
         try:
             extra.add(open_torch(self.options.handles, self.folder.files[files[rank]].path), rank)
         except DamagedError as error:
-            self.finding(error.code, Severity.WARNING, error.message, paths=(files[rank],))
+            self.add(Finding(error.code, Severity.WARNING, error.message, paths=(files[rank],)))
         self.checkpoint.objects += extra.objects.values()
 
     def list_files(self, group: _Group) -> None:
@@ -340,16 +355,5 @@ class _Opening:
         usage = checkpoint.usage
         usage.other = max(0, sum(f.nbytes for f in checkpoint.files) - usage.weights - usage.optimizer - usage.wasted)
 
-    def finding(
-        self,
-        code: str,
-        severity: Severity,
-        message: str,
-        remedy: str = "",
-        *,
-        paths: tuple[str, ...] = (),
-        tensors: tuple[str, ...] = (),
-        nbytes: int = 0,
-        blocks: Blocks = Blocks.NOTHING,
-    ) -> None:
-        self.checkpoint.findings.append(Finding(code, severity, message, remedy, paths, tensors, nbytes, blocks=blocks))
+    def add(self, finding: Finding) -> None:
+        self.checkpoint.findings.append(finding)

@@ -80,7 +80,7 @@ class _Examination:
             text += f"fail{'s' if len(records) == 1 else ''} the checksum, so stored bytes were changed"
             text += f"; {listing(names)} {'is' if len(names) == 1 else 'are'} touched." if names else "."
             remedy = "Copy the file again from where it was written, or use another step."
-            self.add("corrupt", Severity.ERROR, text, remedy, (_name(path),), tuple(names[:MOST_NAMED]))
+            self.add(Finding("corrupt", Severity.ERROR, text, remedy, (_name(path),), tuple(names[:MOST_NAMED])))
         return unreadable
 
     def _intact(self, record: Record) -> bool | None:
@@ -95,7 +95,7 @@ class _Examination:
                 self.moved(len(block), record.name)
         except (CheckpointError, UsageError) as error:
             code = error.code if isinstance(error, CheckpointError) else "corrupt"
-            self.add(code, Severity.ERROR, error.problem, error.remedy, (_name(record.path),))
+            self.add(Finding(code, Severity.ERROR, error.problem, error.remedy, (_name(record.path),)))
             return None
         return crc == record.crc32 if record.crc32 is not None else True
 
@@ -114,7 +114,7 @@ class _Examination:
                     if self._digest(replace(tensor, layout=layout, replicas=())) != self._digest(tensor):
                         text = f"{printable(name, 120)} is stored more than once, and the copies differ."
                         remedy = "Files of different runs or steps are mixed; find the one that does not belong."
-                        self.add("duplicate-copy", Severity.ERROR, text, remedy, tensors=(name,))
+                        self.add(Finding("duplicate-copy", Severity.ERROR, text, remedy, tensors=(name,)))
             except (CheckpointError, UsageError) as error:
                 self.unread(name, error)
         if apart:
@@ -123,7 +123,9 @@ class _Examination:
                 f"The masters of {plural(len(apart), 'tensor')} such as {listing(names[:1])} do not round to their 16-bit copy: "
             )
             remedy = "Ranks of different runs, or a layout read wrongly; or the model was changed after its last step."
-            self.add("copy-disagrees", Severity.WARNING, text + apart[0].sentence, remedy, tensors=tuple(names[:MOST_NAMED]))
+            self.add(
+                Finding("copy-disagrees", Severity.WARNING, text + apart[0].sentence, remedy, tensors=tuple(names[:MOST_NAMED]))
+            )
 
     def _digest(self, tensor: Tensor) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
@@ -139,7 +141,7 @@ class _Examination:
             return scan(self.checkpoint, self.context)
         except (CheckpointError, UsageError) as error:
             code = error.code if isinstance(error, CheckpointError) else "corrupt"
-            self.add(code, Severity.ERROR, error.problem, error.remedy)
+            self.add(Finding(code, Severity.ERROR, error.problem, error.remedy))
             return None
 
     def compare_ties(self, seen: Scan) -> None:
@@ -163,32 +165,20 @@ class _Examination:
         if not equal:
             text = f"config.json ties {listing(names)}, but their stored values differ."
             remedy = "Both are kept; set tie_word_embeddings to false if they are separate weights, or drop the wrong one."
-            self.add("tie-disagrees", Severity.WARNING, text, remedy, tensors=tuple(names))
+            self.add(Finding("tie-disagrees", Severity.WARNING, text, remedy, tensors=tuple(names)))
             return
         nbytes = self.tensors[names[0]].nbytes * (len(names) - 1)
         text = f"{listing(names)} hold equal values; config.json ties them, and {size(nbytes)} are stored more than once."
         remedy = "`shardyard shrink --dedupe-tied` drops the copy."
         severity = Severity.WARNING if self.checkpoint.kind in HUB_KINDS else Severity.INFO
-        self.add("duplicate-copy", severity, text, remedy, tensors=tuple(names), nbytes=nbytes)
+        self.add(Finding("duplicate-copy", severity, text, remedy, tensors=tuple(names), nbytes=nbytes))
 
     def unread(self, name: str, error: CheckpointError | UsageError) -> None:
         code = error.code if isinstance(error, CheckpointError) else "corrupt"
         text = f"The values of {printable(name, 120)} cannot be read: {error.message}"
-        self.add(code, Severity.ERROR, text, tensors=(name,))
+        self.add(Finding(code, Severity.ERROR, text, tensors=(name,)))
 
-    def add(
-        self,
-        code: str,
-        severity: Severity,
-        text: str,
-        remedy: str = "",
-        paths: tuple[str, ...] = (),
-        tensors: tuple[str, ...] = (),
-        nbytes: int = 0,
-        *,
-        sure: bool = True,
-    ) -> None:
-        finding = Finding(code, severity, text, remedy, paths, tensors, nbytes, sure)
+    def add(self, finding: Finding) -> None:
         self.findings.append(finding)
         self.context.finding(finding)
 
