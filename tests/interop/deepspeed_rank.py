@@ -12,6 +12,7 @@ import deepspeed
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+import launch
 import models
 
 # Without this the first use compiles a C++ extension for half a minute; gloo needs none of it.
@@ -80,3 +81,4 @@ def truth(engine: object) -> dict[str, torch.Tensor]:
 
 
 main()
+launch.leave()

@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint.state_dict as distributed_state
 
 sys.path.insert(0, str(Path(__file__).parent))
+import launch
 import models
 
 
@@ -93,3 +94,4 @@ def full_state(model: torch.nn.Module, version: int) -> dict[str, torch.Tensor]:
 
 
 main()
+launch.leave()
