@@ -19,9 +19,9 @@ from shardyard.dtypes import BY_NAME
 from shardyard.errors import Cancelled, JobError, NoRoomError, OutputExistsError
 from shardyard.files import FileHandles
 from shardyard.layouts import Boxes, Runs, Strided
-from shardyard.operations import gather
+from shardyard.operations import crc, gather
 from shardyard.operations.context import Context, Progress
-from shardyard.operations.merge import crc, ledger, plan, transfer
+from shardyard.operations.merge import ledger, plan, transfer
 from shardyard.operations.merge import run as merge
 from shardyard.operations.merge.options import MergeOptions
 from shardyard.operations.merge.planning import plan_merge

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
-
-
-def default_workers(most: int = 4) -> int:
-    """As many threads as this process may use cores, and no more than reading keeps busy."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
-    return max(1, min(most, cores))
 
 
 def spread(work: Iterable[T], do: Callable[[T], None], workers: int, check: Callable[[], None] = lambda: None) -> None:
@@ -38,9 +28,15 @@ def spread(work: Iterable[T], do: Callable[[T], None], workers: int, check: Call
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=loop, name=f"worker-{i}", daemon=True) for i in range(workers - 1)]
-    for thread in threads:
-        thread.start()
+    threads = []
+    for number in range(workers - 1):
+        thread = threading.Thread(target=loop, name=f"worker-{number}", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):
+            # A limit on processes: those that there are do the work.
+            break
+        threads.append(thread)
     loop()
     for thread in threads:
         thread.join()

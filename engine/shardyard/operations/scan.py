@@ -18,12 +18,13 @@ from shardyard.checkpoint import Checkpoint, Tensor
 from shardyard.dtypes import DType, Kind
 from shardyard.files import FileHandles
 from shardyard.findings import Finding, Severity
+from shardyard.limits import manners
 from shardyard.operations import gather
 from shardyard.operations.bounds import refuse_endless
 from shardyard.operations.compare.suggestions import same_bytes
 from shardyard.operations.context import Context, Counter
 from shardyard.operations.numeric import CHUNK, elements, keep_freed_memory, largest_finite, numeric, wide, words
-from shardyard.operations.parallel import default_workers, spread
+from shardyard.operations.parallel import spread
 from shardyard.text import printable
 
 _MOST_NAMED = 3
@@ -125,7 +126,7 @@ def scan(checkpoint: Checkpoint, context: Context | None = None, workers: int = 
             with lock:
                 seen[tensor.name] = found
 
-        spread(tensors.values(), do, workers or default_workers(), context.check)
+        spread(tensors.values(), do, workers or manners.workers(), context.check)
         result.seen = {name: seen[name] for name in tensors}
         _copies(result, tensors, [set(tie.names) for tie in checkpoint.ties], handles, context)
     for finding in result.findings():

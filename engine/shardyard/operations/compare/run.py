@@ -20,6 +20,7 @@ from shardyard.files import FileHandles
 from shardyard.findings import Blocks
 from shardyard.formats.candidate import OpenOptions
 from shardyard.formats.folder import Folder
+from shardyard.limits import manners
 from shardyard.operations.bounds import refuse_endless
 from shardyard.operations.compare import suggestions
 from shardyard.operations.compare.names import Match, match
@@ -28,7 +29,7 @@ from shardyard.operations.compare.tally import Tolerance
 from shardyard.operations.compare.verdict import verdict
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.numeric import keep_freed_memory
-from shardyard.operations.parallel import default_workers, spread
+from shardyard.operations.parallel import spread
 from shardyard.operations.rounding import SIXTEEN
 from shardyard.text import printable
 
@@ -150,7 +151,7 @@ class _Comparison:
             self.context.progress(Progress(min(done, self.total), self.total, done, 0, pair.name))
 
         units = ((pair, index) for pair in self.pairs for index in range(pair.units))
-        spread(units, do, self.options.workers or default_workers(), self.context.check)
+        spread(units, do, self.options.workers or manners.workers(), self.context.check)
 
     def _finish(self, pair: Pair, reader: Reader) -> None:
         found = pair.finish(reader)

@@ -105,7 +105,7 @@ def _finish_files(plan: Plan, done: Done) -> dict[str, Any]:
 
 def _record_crcs(plan: Plan, file: OutputFile, done: Done) -> dict[int, int]:
     """CRCs of a torch file's data records, put together from the parts that each unit wrote."""
-    from shardyard.operations.merge.crc import Coverage
+    from shardyard.operations.crc import Coverage
 
     coverage: dict[int, Coverage] = {}
     for number in plan.units_of(file):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shardyard.errors import COPY_AGAIN, DamagedError
 from shardyard.files import FileHandles
-from shardyard.operations.merge.crc import Coverage
+from shardyard.operations.crc import Coverage
 from shardyard.pieces import Record
 from shardyard.text import printable
 

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardyard.errors import DamagedError
@@ -26,7 +25,8 @@ from shardyard.operations.merge.outputs import Segment
 from shardyard.operations.merge.plan import Plan, Unit
 from shardyard.operations.merge.sources import Seen, SourceChecks, check_records
 from shardyard.operations.merge.written import Written
-from shardyard.operations.write_back import start_write_back, write_at
+from shardyard.operations.parallel import spread
+from shardyard.operations.write_back import STEP, WriteBehind, write_at
 
 if TYPE_CHECKING:
     from shardyard.operations.merge.low_rank import LowRank
@@ -56,10 +56,10 @@ class Transfer:
         self._lock = threading.Lock()
         self._batch: list[UnitDone] = []
         self._touched: set[int] = set()
+        self.write_behind = WriteBehind(plan.nbytes)
         self._batch_bytes = 0
         self._batch_at = time.monotonic()
         self._commit_lock = threading.Lock()
-        self._fault: BaseException | None = None
         self._strided = MOST_STRIDED_BYTES
 
     def run(self, numbers: list[int], threads: int, already: int) -> None:
@@ -71,25 +71,16 @@ class Transfer:
         self.done = already
         self.total = already + sum(u.hi - u.lo for u in map(self.plan.unit, numbers))
         self._strided = max(BLOCK, MOST_STRIDED_BYTES // threads)
-        queue = iter(numbers)
-        helpers = []
-        for _ in range(threads - 1):
-            helper = threading.Thread(target=self._work, args=(queue,), daemon=True)
-            try:
-                helper.start()
-            except (RuntimeError, MemoryError):
-                # A limit on processes: this thread does the work alone.
-                break
-            helpers.append(helper)
-        self._work(queue)
-        for helper in helpers:
-            helper.join()
         try:
-            self._commit()
+            try:
+                spread(numbers, self._work, threads, self.context.check)
+            finally:
+                self._commit()
         except OSError as error:
-            self._fault = self._fault or self._as_ours(error)
-        if self._fault is not None:
-            raise self._fault
+            full = disk.no_room(error, self.plan.place.out, self.total - self.done)
+            if full is not None:
+                raise full from error
+            raise
 
     def close(self) -> None:
         """Close what it opened."""
@@ -98,26 +89,12 @@ class Transfer:
         self._fds.clear()
         self.handles.close()
 
-    def _work(self, queue: Iterator[int]) -> None:
-        buffer = memoryview(bytearray(BLOCK))
-        while self._fault is None:
-            with self._lock:
-                number = next(queue, None)
-            if number is None:
-                return
-            try:
-                self.context.check()
-                unit = self.plan.unit(number)
-                self._finish(unit, _UnitWork(self, unit, buffer).run())
-            except OSError as error:
-                self._fault = self._fault or self._as_ours(error)
-            except BaseException as error:
-                # Carried to the calling thread: a worker thread has nobody to tell.
-                self._fault = self._fault or error
+    def _work(self, number: int) -> None:
+        unit = self.plan.unit(number)
+        self._finish(unit, _UnitWork(self, unit).run())
 
     def _finish(self, unit: Unit, done: UnitDone) -> None:
         fd = self.fd(unit)
-        start_write_back(fd, unit.lo, unit.hi)
         with self._lock:
             for record, parts in done.source_parts:
                 self.checks.add(record, parts)
@@ -165,18 +142,14 @@ class Transfer:
         """The largest block that a thread may gather."""
         return self._strided
 
-    def _as_ours(self, error: OSError) -> BaseException:
-        full = disk.no_room(error, self.plan.place.out, self.total - self.done)
-        return full or error
-
 
 class _UnitWork:
     """One unit in one thread."""
 
-    def __init__(self, transfer: Transfer, unit: Unit, buffer: memoryview) -> None:
+    def __init__(self, transfer: Transfer, unit: Unit) -> None:
         self.transfer = transfer
         self.unit = unit
-        self.buffer = buffer
+        self.buffer = memoryview(bytearray(BLOCK))
         self.handles = transfer.handles
         self.done = UnitDone(unit.number)
         self.seen = Seen() if transfer.verify != "none" else None
@@ -186,7 +159,7 @@ class _UnitWork:
     def run(self) -> UnitDone:
         unit, segments = self.unit, self.unit.file.segments
         fd = self.transfer.fd(unit)
-        position = unit.lo
+        position = behind = unit.lo
         k = unit.file.first_segment(position)
         crc = 0
         verify = self.transfer.verify
@@ -201,6 +174,9 @@ class _UnitWork:
             write_at(fd, view, position)
             self.transfer.moved(len(view), self.item)
             position = end
+            if position - behind >= STEP or position == unit.hi:
+                self.transfer.write_behind.wrote(fd, behind, position)
+                behind = position
         if verify == "full":
             self.done.crc = crc
         if self.seen is not None:

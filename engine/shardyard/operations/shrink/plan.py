@@ -33,7 +33,7 @@ class Shrinking(Protocol):
     @property
     def worthwhile(self) -> bool: ...
     def write(self, fd: int, meter: Meter) -> None: ...
-    def prove(self, path: str, meter: Meter) -> None: ...
+    def prove(self, path: str, meter: Meter, *, ends_only: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ class ShrinkPlan:
     in_place: bool
     dedupe_tied: bool
     files: list[FilePlan]
+    workers: int | None = None
+    """Threads that were asked for; None: as this machine allows."""
     ties: dict[str, Tied] = field(default_factory=dict)
     """By folder."""
     findings: list[Finding] = field(default_factory=list)

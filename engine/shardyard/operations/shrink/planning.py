@@ -50,7 +50,7 @@ def plan_shrink(
         raise UsageError("shrink needs a file or a folder.")
     paths = [os.path.abspath(s) for s in sources]
     place = _place(paths, out, resuming=resuming)
-    plan = ShrinkPlan(paths, place, in_place, dedupe_tied, [])
+    plan = ShrinkPlan(paths, place, in_place, dedupe_tied, [], workers)
     found = files_of(paths, pattern)
     alone = len(found) == 1 and not os.path.isdir(paths[0])
     with FileHandles() as handles:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from shardyard import __version__
 from shardyard.errors import CheckpointError, JobError, NoRoomError, OutputExistsError
 from shardyard.files import FileHandles
 from shardyard.findings import Finding, Severity
-from shardyard.limits import disk
+from shardyard.limits import disk, manners
 from shardyard.operations.context import Context
 from shardyard.operations.merge import staging
 from shardyard.operations.place import MARKER, Place, read_marker
@@ -70,7 +71,9 @@ class _Run:
         self.plan = plan
         self.context = context
         copied = sum(f.before for f in plan.files if not f.shrunk) if plan.place is not None else 0
-        self.meter = Meter(context, copied + 2 * sum(f.payload for f in plan.files))
+        self.meter = Meter(
+            context, copied + (2 if plan.in_place else 1) * sum(f.payload for f in plan.files), plan.workers or manners.workers()
+        )
         self.rows: list[dict[str, Any]] = []
 
     def run(self) -> dict[str, Any]:
@@ -179,7 +182,7 @@ class _Run:
                 row = self._make(file, target, indexes.get(file.found.path))
                 _note_done(place, file.found.name, row)
             else:
-                self.meter.step(done=2 * file.payload if file.shrunk else file.before)
+                self.meter.step(done=file.payload if file.shrunk else file.before)
             if file.shrunk or file.why:
                 self.rows.append(row)
         for path, name in linked_folders(self.plan.sources):
@@ -202,7 +205,9 @@ class _Run:
                     new = shrinking(handles, path, self.plan)
                     why = reason_it_stays(new, file.before) if new is not None else "it is no checkpoint"
                     if new is not None and not why:
-                        write_beside(str(target), lambda fd: new.write(fd, self.meter), lambda made: new.prove(made, self.meter))
+                        # The old file stays, so what it was put together from need not be read once more.
+                        prove = partial(new.prove, meter=self.meter, ends_only=True)
+                        write_beside(str(target), lambda fd: new.write(fd, self.meter), prove)
                         _copy_mode(path, target)
                         return {**row, "after": new.nbytes, "saved": file.before - new.nbytes}
                 row = _left(file, why)

@@ -11,8 +11,8 @@ from shardyard.errors import DamagedError, JobError
 from shardyard.files import FileHandles
 from shardyard.formats.safetensors.file import open_safetensors
 from shardyard.formats.safetensors.header import Entry, parse
-from shardyard.operations import gather
-from shardyard.operations.shrink.meter import Meter, Output, equal_ranges
+from shardyard.operations.shrink.copying import Output, Range, first_difference
+from shardyard.operations.shrink.meter import Meter
 from shardyard.text import printable
 
 
@@ -20,14 +20,8 @@ from shardyard.text import printable
 class Whole:
     """A stored tensor, as far as its place goes."""
 
-    path: str
-    offset: int
-    """Absolute."""
+    run: Range
     entry: Entry
-
-    @property
-    def nbytes(self) -> int:
-        return self.entry.end - self.entry.begin
 
 
 class SafetensorsShrink:
@@ -85,17 +79,21 @@ class SafetensorsShrink:
 
     def write(self, fd: int, meter: Meter) -> None:
         """Write the new file."""
-        out = Output(fd, meter)
-        out.write(self.head)
+        out = Output(fd, self.nbytes, meter)
+        out.put(0, self.head)
+        placed = []
+        at = len(self.head)
         with FileHandles() as handles:
             tensors = open_safetensors(handles, self.path).tensors
             for name in self.order:
-                out.copy(gather.blocks(tensors[name], handles))
-        if out.position != self.nbytes:
-            raise JobError(f"{printable(os.path.basename(self.path))} came out with another size than planned.", path=self.path)
+                placed.append((tensors[name], at))
+                at += tensors[name].nbytes
+            out.copy(placed, handles)
+        out.check_whole(self.path)
 
-    def prove(self, path: str, meter: Meter) -> None:
-        """Read the new file back: the same names, types, shapes, metadata and bytes, without the dropped copies.
+    def prove(self, path: str, meter: Meter, *, ends_only: bool = False) -> None:
+        """Read the new file back: the same names, types, shapes, metadata and bytes (or the ends of each tensor), without the
+        dropped copies.
 
         Raises:
             JobError: something differs.
@@ -107,12 +105,11 @@ class SafetensorsShrink:
             kept = {n: (e.dtype, e.shape) for n, e in before.items() if n not in self.drop}
             if kept != {n: (e.dtype, e.shape) for n, e in entries.items()} or metadata != {**self.metadata, **self.drop}:
                 raise JobError(f"{name}: the new file's header differs; the old one was left alone.", path=self.path)
-            for tensor, entry in entries.items():
-                old = before[tensor]
-                a, b = (self.path, self.data_start + old.begin), (path, start + entry.begin)
-                if not equal_ranges(handles, a, b, entry.end - entry.begin, meter):
-                    said = f"{name}: {printable(tensor, 120)} has other values in the new file; the old one was left alone."
-                    raise JobError(said, path=self.path)
+            runs = ((n, _run(self.path, self.data_start, before[n]), _run(path, start, entries[n])) for n in self.order)
+            differing = first_difference(handles, runs, meter, ends_only=ends_only)
+            if differing is not None:
+                said = f"{name}: {printable(differing, 120)} has other values in the new file; the old one was left alone."
+                raise JobError(said, path=self.path)
 
 
 def _entries(handles: FileHandles, path: str) -> tuple[int, dict[str, str], dict[str, Entry]]:
@@ -134,7 +131,11 @@ def _entries(handles: FileHandles, path: str) -> tuple[int, dict[str, str], dict
     return header.data_start, header.metadata, entries
 
 
+def _run(path: str, data_start: int, entry: Entry) -> Range:
+    return Range(path, data_start + entry.begin, entry.end - entry.begin)
+
+
 def places(handles: FileHandles, path: str) -> dict[str, Whole]:
     """Where each tensor of a file is; errors as `SafetensorsShrink`."""
     start, _, entries = _entries(handles, path)
-    return {name: Whole(path, start + entry.begin, entry) for name, entry in entries.items()}
+    return {name: Whole(_run(path, start, entry), entry) for name, entry in entries.items()}

@@ -18,7 +18,8 @@ from shardyard.formats.folder import Folder
 from shardyard.formats.hugging_face.index_file import MOST_INDEX_BYTES, SHARD_NAME
 from shardyard.formats.model_config import find_config
 from shardyard.formats.sniff import Content, sniff_file
-from shardyard.operations.shrink.meter import Meter, equal_ranges
+from shardyard.operations.shrink.copying import equal_ranges
+from shardyard.operations.shrink.meter import Meter
 from shardyard.operations.shrink.safetensors import Whole, places
 from shardyard.text import printable
 
@@ -75,13 +76,13 @@ def _sets(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _pair(handles: FileHandles, found: Tied, a: Whole, b: Whole, owner: str, alias: str, meter: Meter | None) -> None:
-    same = (a.entry.dtype, a.nbytes) == (b.entry.dtype, b.nbytes)
+    same = (a.entry.dtype, a.run.nbytes) == (b.entry.dtype, b.run.nbytes)
     if same and meter is not None:
-        same = equal_ranges(handles, (a.path, a.offset), (b.path, b.offset), a.nbytes, meter, counted=False)
+        same = equal_ranges(handles, a.run, b.run, meter, counted=False)
     if not same:
         found.differing.append((alias, owner))
         return
-    found.drop.setdefault(b.path, {})[alias] = owner
+    found.drop.setdefault(b.run.path, {})[alias] = owner
 
 
 def _indexes(folder: str, found: Tied) -> None:
@@ -118,7 +119,7 @@ def _sizes(found: Tied) -> dict[str, int]:
             for name in os.listdir(place):
                 if name.endswith(".safetensors") and SHARD_NAME.fullmatch(name):
                     stored = _stored(handles, os.path.join(place, name))
-                    sizes.update({tensor: whole.nbytes for tensor, whole in stored.items()})
+                    sizes.update({tensor: whole.run.nbytes for tensor, whole in stored.items()})
     return sizes
 
 

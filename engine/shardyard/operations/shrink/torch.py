@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,7 +27,8 @@ from shardyard.formats.torch.views import FROM_TYPE, arguments_of, named_calls, 
 from shardyard.formats.zip_directory import DEFLATED, DeflatedRecord, deflated_record_of, record_of
 from shardyard.layouts import OneRun, Strided
 from shardyard.operations import gather
-from shardyard.operations.shrink.meter import Meter, Output, equal_ranges
+from shardyard.operations.shrink.copying import Output, Range, first_difference
+from shardyard.operations.shrink.meter import Meter
 from shardyard.pieces import Record
 from shardyard.text import printable
 
@@ -119,42 +119,49 @@ class TorchShrink:
         Raises:
             DamagedError: a record that is taken over whole fails its checksum.
         """
-        out = Output(fd, meter)
-        crcs: list[int] = []
-        for number, (_, _, content) in enumerate(self.records):
-            place = self.placed[number] if self.placed else None
-            if place is not None:
-                out.write(place.header)
-            crcs.append(self._content(out, content))
-            if place is not None:
-                out.write(zip_layout.descriptor(place, crcs[-1]))
+        out = Output(fd, self.nbytes, meter)
+        crcs = self._contents(out)
+        for place, crc in zip(self.placed, crcs, strict=True) if self.placed else ():
+            out.put(place.header_offset, place.header)
+            out.put(place.data_offset + place.nbytes, zip_layout.descriptor(place, crc))
         if self.placed:
-            out.write(zip_layout.directory(self.placed, crcs))
-        if out.position != self.nbytes:
-            raise JobError(f"{printable(os.path.basename(self.path))} came out with another size than planned.", path=self.path)
+            out.put(self.placed[-1].end, zip_layout.directory(self.placed, crcs))
+        out.check_whole(self.path)
 
-    def _content(self, out: Output, content: bytes | NewStorage | Record) -> int:
-        if isinstance(content, bytes):
-            out.write(content)
-            return zlib.crc32(content)
-        if isinstance(content, DeflatedRecord):
-            return out.copy((0, memoryview(block)) for block in content.decode(self.handles))
+    def _contents(self, out: Output) -> list[int]:
+        """Write what the records hold; returns their CRC-32s."""
+        crcs: dict[int, int] = {}
+        straight: dict[int, tuple[Tensor, int]] = {}
+        end = 0
+        for number, (_, nbytes, content) in enumerate(self.records):
+            at = self.placed[number].data_offset if self.placed else end
+            end = at + nbytes
+            if isinstance(content, bytes):
+                crcs[number] = out.put(at, content)
+            elif isinstance(content, DeflatedRecord):
+                crcs[number] = out.stream(at, content.decode(self.handles))
+            else:
+                straight[number] = (content.source if isinstance(content, NewStorage) else _whole(content), at)
+        crcs.update(zip(straight, out.copy(list(straight.values()), self.handles), strict=True))
+        for number in straight:
+            self._check_crc(self.records[number][2], crcs[number])
+        return [crcs[number] for number in range(len(self.records))]
+
+    def _check_crc(self, content: bytes | NewStorage | Record, crc: int) -> None:
+        """A record that is taken over whole must be what its file says of it."""
         record = content.record if isinstance(content, NewStorage) else content
-        source = content.source if isinstance(content, NewStorage) else _whole(content)
-        crc = out.copy(gather.blocks(source, self.handles))
-        if record is not None and record.crc32 is not None and crc != record.crc32:
+        if isinstance(record, Record) and record.crc32 is not None and crc != record.crc32:
             name = f"{printable(os.path.basename(self.path))}: record {printable(record.name, 80)}"
             raise DamagedError(f"{name} fails its checksum; the file is damaged and was left alone.", path=self.path)
-        return crc
 
-    def prove(self, path: str, meter: Meter) -> None:
-        """Read the new file and the old one and show that they mean the same.
+    def prove(self, path: str, meter: Meter, *, ends_only: bool = False) -> None:
+        """Read the new file and the old one and show that they mean the same; of runs of bytes only the ends if that is enough.
 
         Raises:
             JobError: they do not.
         """
         with FileHandles() as handles, no_collection():
-            prove_same(handles, self.path, path, meter, self.joined)
+            prove_same(handles, self.path, path, meter, self.joined, ends_only=ends_only)
 
 
 def _is_utf8(name: str) -> bool:
@@ -233,7 +240,15 @@ class _Look:
         return (self.key, self.offset, self.value.dtype.name, self.value.shape, self.strides, self.value.ops)
 
 
-def prove_same(handles: FileHandles, old_path: str, new_path: str, meter: Meter, joined: Sequence[tuple[str, str]] = ()) -> None:
+def prove_same(
+    handles: FileHandles,
+    old_path: str,
+    new_path: str,
+    meter: Meter,
+    joined: Sequence[tuple[str, str]] = (),
+    *,
+    ends_only: bool = False,
+) -> None:
     """Show that two torch files hold equal graphs, equal values and equal ties; `joined` names may have become one tensor.
 
     Raises:
@@ -258,12 +273,9 @@ def prove_same(handles: FileHandles, old_path: str, new_path: str, meter: Meter,
     ties = {one.get(a.identity, a.identity): b.identity for a, b in looks}
     if len(ties) != len(set(ties.values())) or any(ties[one.get(a.identity, a.identity)] != b.identity for a, b in looks):
         raise JobError(f"{name}: the new file ties other tensors; the old one was left alone.", path=old_path)
-    by_key: dict[str, dict[tuple[object, ...], tuple[_Look, _Look]]] = {}
-    for a, b in looks:
-        by_key.setdefault(b.key, {}).setdefault(b.identity, (a, b))
-    for key, found in by_key.items():
-        if not _same_bytes(handles, old, new, key, list(found.values()), meter):
-            raise JobError(f"{name}: storage {key} of the new file has other values; the old one was left alone.", path=old_path)
+    key = first_difference(handles, _runs(handles, old, new, looks, meter), meter, ends_only=ends_only)
+    if key is not None:
+        raise JobError(f"{name}: storage {key} of the new file has other values; the old one was left alone.", path=old_path)
 
 
 def _one(old: TorchFile, joined: Sequence[tuple[str, str]]) -> dict[tuple[object, ...], tuple[object, ...]]:
@@ -312,21 +324,27 @@ def _look(storage: StorageRef, value: TensorValue) -> _Look:
     return _Look(storage.key, base + value.offset * value.dtype.itemsize, value)
 
 
-def _same_bytes(
-    handles: FileHandles, old: TorchFile, new: TorchFile, key: str, found: list[tuple[_Look, _Look]], meter: Meter
-) -> bool:
-    """Whether all looks at one new storage see what they saw in the old file."""
-    record = new.storages[key]
-    delta = {(a.key, a.offset - b.offset) for a, b in found}
-    if len(delta) == 1 and all(a.strides == b.strides for a, b in found):
-        # All of the storage is one run of the old one: compared once, however many views look at it.
-        ((old_key, start),) = delta
-        source = old.storages[old_key]
-        if start < 0 or start + record.nbytes > source.nbytes:
-            return False
-        a = (source.path, source.locate(handles) + start)
-        return equal_ranges(handles, a, (record.path, record.locate(handles)), record.nbytes, meter)
-    return all(_same_values(handles, old.storages[a.key], a, record, b, meter) for a, b in found)
+def _runs(
+    handles: FileHandles, old: TorchFile, new: TorchFile, looks: list[tuple[_Look, _Look]], meter: Meter
+) -> Iterator[tuple[str, Range, Range]]:
+    """For each new storage that is one run of an old one: its key, and both runs, however many views look at them.
+
+    The others are compared here, value by value as their views see them; one that differs comes with runs that cannot be equal.
+    """
+    by_key: dict[str, dict[tuple[object, ...], tuple[_Look, _Look]]] = {}
+    for a, b in looks:
+        by_key.setdefault(b.key, {}).setdefault(b.identity, (a, b))
+    for key, found in by_key.items():
+        record = new.storages[key]
+        made = Range(record.path, record.locate(handles), record.nbytes)
+        delta = {(a.key, a.offset - b.offset) for a, b in found.values()}
+        if len(delta) == 1 and all(a.strides == b.strides for a, b in found.values()):
+            ((old_key, start),) = delta
+            source = old.storages[old_key]
+            inside = 0 <= start <= source.nbytes - record.nbytes
+            yield key, Range(source.path, source.locate(handles) + start, record.nbytes if inside else -1), made
+        elif not all(_same_values(handles, old.storages[a.key], a, record, b, meter) for a, b in found.values()):
+            yield key, Range(record.path, 0, -1), made
 
 
 def _same_values(handles: FileHandles, source: Record, a: _Look, record: Record, b: _Look, meter: Meter) -> bool:
@@ -335,7 +353,7 @@ def _same_values(handles: FileHandles, source: Record, a: _Look, record: Record,
     left, right = _values(source, a, a.value), _values(record, b, b.value)
     size = max(gather.block_size(t, 0, t.nbytes) for t in (left, right))
     for (_, x), (_, y) in zip(gather.blocks(left, handles, size), gather.blocks(right, handles, size), strict=True):
-        if x != y:
+        if bytes(x) != y:
             return False
         meter.step(read=len(x) + len(y), done=len(x))
     return True

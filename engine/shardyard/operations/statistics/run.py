@@ -12,11 +12,12 @@ from typing import Any
 from shardyard.checkpoint import Checkpoint, Tensor
 from shardyard.errors import IncompleteError, UsageError
 from shardyard.files import FileHandles
+from shardyard.limits import manners
 from shardyard.operations.bounds import refuse_endless
 from shardyard.operations.context import Context, Counter
 from shardyard.operations.names import matching
 from shardyard.operations.numeric import keep_freed_memory
-from shardyard.operations.parallel import default_workers, spread
+from shardyard.operations.parallel import spread
 from shardyard.operations.statistics import description as statistics
 from shardyard.operations.statistics import slices
 from shardyard.text import printable
@@ -77,7 +78,7 @@ def stats(checkpoint: Checkpoint, options: StatsOptions | None = None, context: 
                     if out is not None:
                         print(json.dumps(row), file=out, flush=True)
 
-            spread(tensors, do, options.workers or default_workers(), context.check)
+            spread(tensors, do, options.workers or manners.workers(), context.check)
     finally:
         if out is not None:
             out.close()
