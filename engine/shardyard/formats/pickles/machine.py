@@ -1,7 +1,7 @@
 """The stack machine behind `pickles.load`: one run over one pickle, opcode by opcode.
 
-The commonest opcodes are one chain of comparisons in falling order of use, because a call for each would double the time:
-100,000 tensors are three million opcodes.
+The commonest opcodes are one chain of comparisons in falling order of use.  It is long because calls are dear: 60,000 tensors
+are two million opcodes, read in 0.62 s; with a method for each it takes 0.78 s, with a chain of the first eight 0.69 s.
 """
 
 from __future__ import annotations
