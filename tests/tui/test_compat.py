@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -59,6 +65,57 @@ def test_the_driver_is_a_linux_driver_that_asks_stderr_for_its_size(monkeypatch:
     assert driver._get_terminal_size is not LinuxDriver._get_terminal_size
     monkeypatch.setattr(textual_compat.os, "get_terminal_size", lambda fd: textual_compat.os.terminal_size((91, 33)))
     assert textual_compat.size_of_stderr() == (91, 33)
+
+
+@pytest.fixture
+def keyboard() -> Iterator[tuple[int, int, SimpleQueue[str], Thread]]:
+    """What to type into, what stops it, the keys heard, and the thread that hears them."""
+    (source, typed), (wake, stop) = os.pipe(), os.pipe()
+    heard: SimpleQueue[str] = SimpleQueue()
+    thread = Thread(target=textual_compat.read_keys, args=(source, wake, lambda key: heard.put(key.key)), daemon=True)
+    thread.start()
+    yield typed, stop, heard, thread
+    with contextlib.suppress(OSError):
+        os.write(stop, b".")
+    thread.join(5)
+    for end in (source, typed, wake, stop):
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+def test_keys_are_heard_without_looking_for_them_in_vain(keyboard: tuple[int, int, SimpleQueue[str], Thread]) -> None:
+    typed, stop, heard, thread = keyboard
+    os.write(typed, b"j\x1b[B")
+    assert [heard.get(timeout=5) for _ in range(2)] == ["j", "down"]
+    before = thread_wakes(thread)
+    time.sleep(0.5)
+    assert thread_wakes(thread) == before
+    os.write(stop, b".")
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_an_escape_alone_is_a_key_and_half_a_character_is_none_yet(keyboard: tuple[int, int, SimpleQueue[str], Thread]) -> None:
+    typed, _, heard, _ = keyboard
+    os.write(typed, b"\x1b")
+    assert heard.get(timeout=5) == "escape"
+    os.write(typed, "é".encode()[:1])
+    time.sleep(0.05)
+    assert heard.empty()
+    os.write(typed, "é".encode()[1:])
+    assert heard.get(timeout=5) == "é"
+
+
+def test_a_terminal_that_is_gone_ends_the_reading(keyboard: tuple[int, int, SimpleQueue[str], Thread]) -> None:
+    typed, _, _, thread = keyboard
+    os.close(typed)
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def thread_wakes(thread: Thread) -> int:
+    """How often the thread has run."""
+    return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[2])
 
 
 def test_a_fault_is_kept_where_it_can_be_sent_from(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

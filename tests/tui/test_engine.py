@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from shardyard.jobs import store
+from shardyard.jobs.folder import Spec, State
 from shardyard_tui.engine import RealEngine
 from shardyard_tui.facts import EngineError, Found, JobRequest, Scanning
+from shardyard_tui.job_book import JobBook
 from support.checkpoints import cases
 
 
@@ -116,6 +119,24 @@ async def test_a_merge_runs_as_a_job_that_anybody_can_follow(engine: RealEngine,
     assert (await engine.events(job, offset))[0] == []
     assert await engine.clean() == 1
     assert await engine.jobs() == []
+
+
+def test_ended_jobs_are_not_read_again_until_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDYARD_STATE", str(tmp_path))
+    job = store.create(Spec("merge", ("/a",), "/b"))
+    book = JobBook()
+    assert [view.state for view in book.jobs()] == ["queued"]
+    job.begin_attempt()
+    job.end(State.FAILED, {"message": "no room"})
+    assert [view.state for view in book.jobs()] == ["failed"]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "jobs", lambda: pytest.fail("nothing has changed"))
+        assert [view.message for view in book.jobs()] == ["no room"]
+    job.begin_attempt()
+    assert [view.state for view in book.jobs()] == ["queued"]
+    job.end(State.DONE)
+    store.create(Spec("merge", ("/a",), "/c"))
+    assert [view.state for view in book.jobs()] == ["queued", "done"]
 
 
 async def test_compared_rows_can_be_read_from_the_job(engine: RealEngine, zero3: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -34,9 +35,20 @@ class JobBook:
 
     def __init__(self) -> None:
         self._tails: dict[str, _Tail] = {}
+        self._views: list[JobView] = []
+        self._rests: dict[str, int] | None = None
+        """When each job's folder changed last, if all have ended; None while one may go on."""
 
     def jobs(self) -> list[JobView]:
-        """All jobs, the newest first."""
+        """All jobs, the newest first. Where all have ended nothing is read, for ended jobs change only by a change of folder."""
+        times = _folder_times()
+        if times != self._rests:
+            self._views = self._all_views()
+            ended = len(self._views) == len(times) and all(view.outcome is not None for view in self._views)
+            self._rests = times if ended else None
+        return self._views
+
+    def _all_views(self) -> list[JobView]:
         found = store.jobs()
         store.refresh(found)
         views = []
@@ -133,6 +145,14 @@ def said() -> Iterator[None]:
         raise EngineError(error.message, type(error).__name__, getattr(error, "candidates", ())) from error
     except OSError as error:
         raise EngineError(f"The job folder cannot be used: {(error.strerror or str(error)).lower()}.", "JobError") from error
+
+
+def _folder_times() -> dict[str, int]:
+    try:
+        with os.scandir(store.root()) as entries:
+            return {entry.name: entry.stat().st_mtime_ns for entry in entries}
+    except OSError:
+        return {}
 
 
 def sound(event: Document) -> Document:

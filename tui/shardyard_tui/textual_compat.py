@@ -5,14 +5,18 @@ Textual 8.2.8; `tests/tui/test_compat.py` uses each of these.
 
 from __future__ import annotations
 
+import codecs
 import os
+import select
 import tempfile
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from textual import events
 from textual.app import App
 from textual.filter import LineFilter
+from textual.message import Message
 
 
 def add_filter(app: App[Any], line_filter: LineFilter) -> None:
@@ -93,16 +97,66 @@ def size_of_stderr() -> tuple[int, int] | None:
 
 
 def driver_class() -> type[Any]:
-    """Textual's driver for terminals, with the size asked of the right stream, and with fewer bytes written."""
+    """Textual's driver for terminals: the size asked of the right stream, fewer bytes written, asleep until a key comes."""
     from textual.drivers.linux_driver import LinuxDriver
 
     from shardyard_tui.pen import thin
 
     class Driver(LinuxDriver):
+        _stop_reading: tuple[int, int] | None = None
+        """A pipe: what is written to its second end ends the thread that waits for keys."""
+
         def _get_terminal_size(self) -> tuple[int, int]:
             return size_of_stderr() or super()._get_terminal_size()
 
         def write(self, data: str) -> None:
             super().write(thin(data))
 
+        def start_application_mode(self) -> None:
+            # SIGCONT after a SIGSTOP starts what was never stopped: two threads would share the keys.
+            self.disable_input()
+            self._stop_reading = os.pipe()
+            super().start_application_mode()
+
+        def disable_input(self) -> None:
+            pipe, self._stop_reading = self._stop_reading, None
+            if pipe is not None:
+                os.write(pipe[1], b".")
+            super().disable_input()
+            for end in pipe or ():
+                os.close(end)
+
+        def run_input_thread(self) -> None:
+            """Read keys. Textual's own wakes ten times a second, in case an escape is unfinished; this one only when one is."""
+            if self._stop_reading is not None:
+                read_keys(self.fileno, self._stop_reading[0], self.process_message)
+
     return Driver
+
+
+def read_keys(terminal: int, stop: int, heard: Callable[[Message], None]) -> None:
+    """Tell of every key until `stop` can be read or the terminal is gone (which is noticed elsewhere)."""
+    from textual._xterm_parser import XTermParser
+    from textual.constants import ESCAPE_DELAY
+
+    parser = XTermParser()
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    while True:
+        # Without this a lone Esc would be the beginning of an escape for ever.
+        wait = ESCAPE_DELAY if parser._timeout_time is not None else None
+        ready, _, _ = select.select([terminal, stop], [], [], wait)
+        if stop in ready:
+            return
+        if ready:
+            try:
+                data = os.read(terminal, 1 << 12)
+            except OSError:
+                return
+            if not data:
+                return
+            # Half a character is nothing yet; an empty text would end the parser.
+            text = decode(data)
+            for message in parser.feed(text) if text else ():
+                heard(message)
+        for message in parser.tick():
+            heard(message)
