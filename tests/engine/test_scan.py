@@ -18,7 +18,7 @@ from shardyard.layouts import Strided
 from shardyard.operations.compare.run import compare
 from shardyard.operations.context import Context
 from shardyard.operations.copy_check import check_copy
-from shardyard.operations.scan import scan
+from shardyard.operations.inspect.scan import scan
 from shardyard.operations.statistics.run import stats
 from shardyard.pieces import InlineRecord
 from support.arrays import checkpoint, tensor

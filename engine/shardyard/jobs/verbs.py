@@ -123,7 +123,7 @@ def scan(job: JobFolder, context: Context) -> Mapping[str, Any]:
     """NaN, inf, all-zero and constant tensors, and equal copies."""
     from shardyard.discover import open_checkpoint
     from shardyard.formats.candidate import OpenOptions
-    from shardyard.operations import scan as operation
+    from shardyard.operations.inspect import scan as operation
 
     options = OpenOptions(tag=job.spec.options.get("tag"), cancelled=context.cancelled)
     return operation.scan(open_checkpoint(list(job.spec.sources), options), context).to_json()

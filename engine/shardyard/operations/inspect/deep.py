@@ -18,7 +18,7 @@ from shardyard.health.words import listing, plural, size
 from shardyard.operations import gather
 from shardyard.operations.context import Context, Progress
 from shardyard.operations.copy_check import Disagreement, check_copy
-from shardyard.operations.scan import Scan, scan
+from shardyard.operations.inspect.scan import Scan, scan
 from shardyard.pieces import EncodedRecord, InlineRecord, Record
 from shardyard.text import printable
 
