@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import shardyard
@@ -16,15 +18,15 @@ from shardyard.limits import manners
 WORKER = (sys.executable, "-m", "shardyard.jobs.worker")
 """The worker's command, to which the job folder is added; tests put their own verbs behind another one."""
 
-_children: list[subprocess.Popen[bytes]] = []
-"""Workers that this process started and that it must collect when they end: else they stay as zombies while it lives."""
+_children: dict[Path, subprocess.Popen[bytes]] = {}
+"""Workers that this process started, by job folder. It must collect them when they end: else they stay as zombies."""
 
 
 def spawn(job: JobFolder) -> None:
     """Start the job's worker on this machine."""
-    for child in list(_children):
-        if child.poll() is not None:
-            _children.remove(child)
+    for folder, ended in list(_children.items()):
+        if ended.poll() is not None:
+            del _children[folder]
     with open(os.open(job.folder / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
         try:
             child = subprocess.Popen(
@@ -39,10 +41,20 @@ def spawn(job: JobFolder) -> None:
             )
         except OSError as error:
             raise JobError(f"The worker process cannot be started ({error.strerror}).") from error
-    _children.append(child)
+    _children[job.folder] = child
     owner = Owner.of(child.pid)
     if owner is not None:
         job.own(owner)
+
+
+def pause(job: JobFolder, seconds: float) -> None:
+    """Wait so long, or until the job's worker ends if this process started it."""
+    child = _children.get(job.folder)
+    if child is None or child.poll() is not None:
+        time.sleep(seconds)
+        return
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(seconds)
 
 
 def environment() -> dict[str, str]:

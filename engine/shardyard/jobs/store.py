@@ -70,7 +70,7 @@ class Job(JobFolder):
             if ended:
                 return
             pause = FIRST_PAUSE_S if new else min(every_s, pause * 1.5)
-            time.sleep(pause)
+            launch.pause(self, pause)
 
     def start(self) -> None:
         """Start its worker (or hand it to Slurm). One that runs already is refused."""
