@@ -151,6 +151,11 @@ def test_the_number_of_words_proves_that_all_ranks_shards_are_here(tmp_path: Pat
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == LLAMA
 
 
+def test_a_head_without_the_padding_of_the_embedding_is_whole(tmp_path: Path) -> None:
+    model = {**LLAMA, "model.embed_tokens.weight": (32, 8), "lm_head.weight": (30, 8)}
+    assert open_folder(save_cut(tmp_path, model, 4, 32)).findings == []
+
+
 def test_where_no_name_is_known_it_is_said_that_the_end_is_not(tmp_path: Path) -> None:
     save_cut(tmp_path, {"net.mix.weight": (20, 8)}, 4)
     (tmp_path / "shard-00004-model-00001-of-00001.safetensors").unlink()

@@ -19,7 +19,6 @@ from shardyard.text import printable
 Shapes = Mapping[str, tuple[int, ...]]
 _MOST_NAMED = 20
 _EMBEDDING = "embed_tokens.weight"
-_HEAD = "lm_head.weight"
 _STREAM = re.compile(
     r"(?:layers\.\d{1,5}\.(?:(?:input|post_attention)_layernorm|self_attn\.o_proj|mlp\.down_proj)|norm)\.weight", re.ASCII
 )
@@ -74,10 +73,10 @@ def finding(found: list[Short], ranks: int) -> Finding:
 
 
 def _by_config(shapes: Shapes, words: int | None) -> Iterator[Short]:
-    heads = [name for name, shape in shapes.items() if len(shape) == 2 and ends_with(name, _HEAD)]
-    for name in (largest_embedding(shapes), heads[0] if len(heads) == 1 else None):
-        if name is not None and words is not None:
-            yield Short(name, shapes[name][0], words, "config.json")
+    # Not the output head: some models leave rows that are only padding out of it.
+    name = largest_embedding(shapes)
+    if name is not None and words is not None:
+        yield Short(name, shapes[name][0], words, "config.json")
 
 
 def _by_each_other(shapes: Shapes) -> Iterator[Short]:
