@@ -21,7 +21,7 @@ STEP = 16 << 20
 """Bytes whose write-back is started, waited for and dropped together."""
 MOST_BEHIND = 4
 """Steps whose write-back may be under way."""
-LEAST_DROPPED = 1 << 30
+LEAST_DROPPED = 256 << 20
 """A smaller output stays in the page cache: whoever made it wants to read it soon."""
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # SYNC_FILE_RANGE_…
 
