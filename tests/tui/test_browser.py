@@ -254,8 +254,8 @@ async def test_a_refusal_goes_when_it_no_longer_holds() -> None:
         page = it.page
         kept = dict(page.kept)
         page.kept.clear()
-        page.action_do("merge")
-        assert it.said == "Merge is off: its headers are not read yet."
+        page.action_do("health")
+        assert it.said == "Health is off: its headers are not read yet."
         page.kept.update(kept)
         page.show_keys()
         assert it.said == ""

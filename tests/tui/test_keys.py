@@ -58,7 +58,7 @@ VIEW_ONLY = {
     *MOVES,
     *("open", "expand", "collapse", "parent", "next-pane", "previous-pane", "zoom", "filter", "next-match", "previous-match"),
     *("sort", "reverse", "fold", "hidden", "mark", "mark-range", "mark-all", "unmark", "copy", "copy-command", "scale"),
-    *("palette", "theme", "redraw", "suspend", "back", "quit"),
+    *("next-value", "previous-value", "palette", "theme", "redraw", "suspend", "back", "quit"),
 }
 """Actions that only move, mark, arrange or copy what is on the screen."""
 
@@ -76,12 +76,24 @@ def test_every_function_has_a_command_that_does_the_same(action) -> None:  # typ
     assert set(words[1:]) <= set(options(parser)), f"{action.command} is no command"
 
 
-def test_no_two_actions_share_a_key_unless_one_is_the_other() -> None:
-    keys: dict[str, str] = {}
-    for action in ACTIONS.values():
-        for key in action.keys.split(","):
-            assert key not in keys or {keys[key], action.id} == {"open", "start"}, f"{key}: {keys.get(key)} and {action.id}"
-            keys[key] = action.id
+FORM = {"start", "next-value", "previous-value"}
+"""What keys do in a form; it has options where other screens have rows."""
+
+
+def test_no_two_actions_share_a_key_but_those_of_forms() -> None:
+    for actions in (set(ACTIONS) - FORM, FORM):
+        keys: dict[str, str] = {}
+        for name in actions:
+            for key in ACTIONS[name].keys.split(","):
+                assert key not in keys, f"{key}: {keys.get(key)} and {name}"
+                keys[key] = name
+
+
+@pytest.mark.parametrize("key", ["l", "right", "space", "h", "left"])
+async def test_left_and_right_change_an_option_as_arrows_and_as_letters(key: str) -> None:
+    async with running() as it:
+        await it.press("j", "m", "j", key)
+        assert it.page.values["dtype"] == ("float32" if key in ("l", "right", "space") else "float16")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__)

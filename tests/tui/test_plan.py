@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shardyard_tui.facts import EngineError, JobRequest
+from shardyard_tui.facts import EngineError, JobRequest, Opened
 from shardyard_tui.plan_text import checks, command, options_of, plan_lines
-from support.fake_engine import GIB, ROOT, FakeEngine, plan
+from support.fake_engine import GIB, ROOT, FakeEngine, checkpoints, plan
 from support.pilot import running
 
 ZERO3 = f"{ROOT}/llama-sft/checkpoint-200"
@@ -91,6 +92,71 @@ async def test_capital_m_starts_at_once_when_every_check_passes() -> None:
         await it.settle()
         assert it.engine.started == [JobRequest("merge", (ZERO3,), f"{ZERO3}-merged", {})]
         assert it.page.NAME == "Checkpoints"
+
+
+BLOATED, HF = f"{ROOT}/qwen-ppo/bloated", f"{ROOT}/llama-sft/hf"
+
+
+async def test_what_is_marked_is_planned_one_after_the_other() -> None:
+    async with running() as it:
+        await it.press("j", "space", "space", "m")
+        assert it.page.options.title == "Merge checkpoint-200"
+        assert it.page.options.note == "then 1 more"
+        await it.press("enter")
+        assert it.page.options.title == "Merge hf"
+        assert it.page.options.note == ""
+        assert it.said == "Started: merge checkpoint-200. It goes on if you quit. J shows it."
+        await it.press("enter")
+        assert [request.sources for request in it.engine.started] == [(ZERO3,), (HF,)]
+        assert it.page.NAME == "Checkpoints"
+
+
+async def test_capital_m_starts_all_that_is_marked_wherever_the_cursor_is() -> None:
+    async with running() as it:
+        await it.press("j", "space", "space", "G", "M")
+        await it.settle()
+        assert [request.sources for request in it.engine.started] == [(ZERO3,), (HF,)]
+        assert it.page.NAME == "Checkpoints"
+
+
+async def test_of_what_is_marked_that_which_cannot_be_done_is_left_out_and_why() -> None:
+    async with running() as it:
+        await it.press("asterisk", "x")
+        assert it.page.options.title == "Shrink bloated"
+        assert "hf is left out: no stored byte is unused here." in it.said
+        await it.press("escape", "U", "j", "space", "space", "x")
+        assert it.said == "Shrink is off: no stored byte is unused in what is marked."
+
+
+async def test_parts_of_which_none_is_whole_are_planned_together() -> None:
+    found = checkpoints()
+    broken = found[f"{ROOT}/qwen-ppo/actor"]
+    assert isinstance(broken, Opened)
+    parts = {f"{ROOT}/{name}": replace(broken, path=f"{ROOT}/{name}") for name in ("node0", "node1")}
+    async with running(FakeEngine(parts)) as it:
+        await it.press("m")
+        assert it.said.startswith("Merge is off: Rank 3 of 8 is missing")
+        await it.press("asterisk", "m")
+        assert it.page.options.title == "Merge node0 + node1"
+        await it.press("enter")
+        assert it.engine.started == [JobRequest("merge", tuple(parts), f"{ROOT}/node0-merged", {})]
+
+
+async def test_files_of_a_checkpoint_mean_the_checkpoint() -> None:
+    async with running() as it:
+        await it.press("j", "l", "l", "m")
+        assert it.page.options.title == "Merge checkpoint-200"
+        await it.press("escape", "space", "up", "up", "space", "m")
+        assert it.page.options.title == "Merge checkpoint-200"
+        assert it.page.options.note == ""
+
+
+async def test_marked_tensors_are_merged_alone() -> None:
+    async with running() as it:
+        await it.press("j", "enter", "space", "space", "m")
+        assert it.page.values["select"].split() == ["lm_head.weight", "model.embed_tokens.weight"]
+        await it.press("enter")
+        assert it.engine.started[0].options == {"select": ["lm_head.weight", "model.embed_tokens.weight"]}
 
 
 async def test_capital_m_asks_when_something_is_odd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events, work
 from textual.reactive import reactive
@@ -16,11 +16,12 @@ from textual.screen import Screen
 
 from shardyard_tui import terminal, textual_compat
 from shardyard_tui.config import Config
+from shardyard_tui.doors import Doors
 from shardyard_tui.engine import Engine, RealEngine
 from shardyard_tui.facts import Document, EngineError, JobRequest, JobView
 from shardyard_tui.glyphs import AsciiFilter, needs_ascii
+from shardyard_tui.home import Home
 from shardyard_tui.keys import EVERYWHERE, bindings
-from shardyard_tui.screens.checkpoint_actions import CheckpointActions
 from shardyard_tui.screens.page import Page
 from shardyard_tui.theme import LOOKS, NAMES, Look
 from shardyard_tui.units import plural
@@ -32,7 +33,7 @@ LIVE_S, SLOW_S, IDLE_S = 0.5, 2.0, 2.0
 """Seconds between looks at the jobs: with one running, on a slow line or in the background, with none."""
 
 
-class ShardyardApp(textual_compat.Shell):
+class ShardyardApp(Doors):
     """Everything that is shown starts here; everything that is read comes from `engine`."""
 
     CSS_PATH = "shardyard.tcss"
@@ -124,11 +125,6 @@ class ShardyardApp(textual_compat.Shell):
     def takes_key(self, event: events.Key) -> bool:
         return self.page is not None and self.page.takes_key(event)
 
-    @property
-    def page(self) -> Page | None:
-        """The screen in front, if it is one of ours."""
-        return self.screen if isinstance(self.screen, Page) else None
-
     def say(self, text: str, style: str = "strong") -> None:
         """A message in the last line of the screen in front."""
         if self.page is not None:
@@ -186,7 +182,7 @@ class ShardyardApp(textual_compat.Shell):
             if report.get("path") == ".":
                 self.deep[job.sources[0]] = (stamp, report)
                 for screen in self.screen_stack:
-                    if isinstance(screen, CheckpointActions):
+                    if isinstance(screen, Page):
                         screen.deep_known(job.sources[0], report)
 
     def look_at_jobs(self) -> None:
@@ -208,30 +204,6 @@ class ShardyardApp(textual_compat.Shell):
     def action_do(self, name: str) -> None:
         if self.page is not None:
             self.page.action_do(name)
-
-    def do_jobs(self) -> None:
-        from shardyard_tui.screens.jobs import Jobs
-
-        if not isinstance(self.screen, Jobs):
-            self.push_screen(Jobs())
-
-    def do_doctor(self) -> None:
-        from shardyard_tui.screens.doctor import Doctor
-
-        if not isinstance(self.screen, Doctor):
-            self.push_screen(Doctor())
-
-    def do_palette(self) -> None:
-        from shardyard_tui.screens.palette import Palette
-
-        if self.page is not None and not isinstance(self.page, Palette):
-            self.push_screen(Palette(self.page))
-
-    def do_help(self) -> None:
-        from shardyard_tui.screens.help import Help
-
-        if self.page is not None and not isinstance(self.page, Help):
-            self.push_screen(Help(self.page))
 
     def do_theme(self) -> None:
         self.look_name = NAMES[(NAMES.index(self.look_name) + 1) % len(NAMES)]
@@ -279,6 +251,10 @@ class ShardyardApp(textual_compat.Shell):
         self.look_at_jobs()
         if self.page is not None:
             self.page.came_back()
+
+
+if TYPE_CHECKING:
+    _HOME: type[Home] = ShardyardApp
 
 
 def _leave(path: str, text: str) -> None:

@@ -92,6 +92,11 @@ class Opened:
     objects: tuple[tuple[str, str], ...] = ()
     """Values that are no tensors, as text."""
 
+    @classmethod
+    def unreadable(cls, path: str, problem: str) -> Opened:
+        """What stands for a checkpoint that could not be opened."""
+        return cls(path, {"kind": "unreadable", "verdict": problem}, TensorTable())
+
     @property
     def title(self) -> str:
         return str(self.report.get("title") or self.report.get("kind") or "")
@@ -122,6 +127,18 @@ class Opened:
             if finding.get("severity") == "error":
                 return str(finding.get("message", ""))
         return str(self.report.get("verdict") or "This cannot be merged.")
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a plan is to be made for."""
+
+    verb: str
+    opened: Opened
+    others: tuple[str, ...] = ()
+    """Paths of the rest of the same checkpoint, where its parts were written to several places."""
+    select: tuple[str, ...] = ()
+    """Of which tensors; empty: of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +220,14 @@ class JobView:
     def message(self) -> str:
         """What it said when it ended badly."""
         return str((self.outcome or {}).get("message") or "")
+
+    def why_not(self, action: str) -> str:
+        """Why it cannot be cancelled or resumed; empty when it can."""
+        if action == "cancel":
+            return "" if self.running or self.state == "lost" else f"it is {self.state} already."
+        if action == "resume":
+            return f"it is {self.state}." if self.running or self.state == "done" else ""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ _TABLE: tuple[Action, ...] = (
     Action("open", "enter", "Enter", "open", "open what is under the cursor", "Move"),
     Action("expand", "l,right", "l →", "open", "open a folder", "Move"),
     Action("collapse", "left", "←", "close", "close a folder, or go to the one above", "Move"),
+    Action("next-value", "l,right,space", "l →", "change", "the option's next value, or type it", "Move"),
+    Action("previous-value", "h,left", "h ←", "change back", "the option's value before", "Move"),
     Action("parent", "minus,backspace", "-", "up", "the folder above", "Move"),
     Action("next-pane", "tab", "Tab", "pane", "the next pane", "Move"),
     Action("previous-pane", "shift+tab", "S-Tab", "pane", "the pane before", "Move"),

@@ -116,7 +116,7 @@ def driver_class() -> type[Any]:
             # SIGCONT after a SIGSTOP starts what was never stopped: two threads would share the keys.
             self.disable_input()
             self._stop_reading = os.pipe()
-            super().start_application_mode()
+            super().start_application_mode()  # type: ignore[no-untyped-call]
 
         def disable_input(self) -> None:
             pipe, self._stop_reading = self._stop_reading, None

@@ -269,12 +269,20 @@ class Browser(Opener):
     # What actions act on
 
     def targets(self) -> list[str]:
-        nodes = (self.checkpoint_at(node) for node in self.browse.chosen)
+        if not self.is_mounted:
+            return []
+        nodes = (self.meant_by(node) for node in self.browse.chosen)
         return list(dict.fromkeys(node.key for node in nodes if node is not None))
 
     def target_at_hand(self) -> Opened | None:
-        node = self.checkpoint_at(self.browse.current) if self.is_mounted else None
+        node = self.meant_by(self.browse.current) if self.is_mounted else None
         return self.kept.get(node.key) if node is not None else None
+
+    def known(self, path: str) -> Opened | None:
+        node = self.places.at(path)
+        if node is not None and node.value.problem:
+            return Opened.unreadable(path, node.value.problem)
+        return self.kept.get(path) or (node.value.opened if node is not None else None)
 
     def folder_at_hand(self) -> str:
         node = self.browse.current

@@ -6,11 +6,12 @@ import os
 
 from textual import work
 
-from shardyard_tui.facts import Document, JobRequest, Opened
+from shardyard_tui.facts import Intent, JobRequest, Opened
 from shardyard_tui.screens.page import Page
 
-ACTS = ("merge", "merge-now", "export", "shrink", "compare", "health", "look", "verify", "stats", "tab-2", "tab-3", "tab-4")
+ACTS = ("health", "look", "verify", "stats", "tab-2", "tab-3", "tab-4")
 WRITES = ("merge", "merge-now", "export", "shrink")
+NO_CHECKPOINT = "put the cursor on a checkpoint."
 
 
 class CheckpointActions(Page):
@@ -25,21 +26,34 @@ class CheckpointActions(Page):
         """The opened checkpoint at hand."""
         return None
 
-    def refusal(self, action: str) -> str:
-        if action in WRITES and self.home.read_only:
-            return "the app was started with --read-only."
+    def known(self, path: str) -> Opened | None:
+        """A checkpoint of `targets`, if its headers were read; its tensors may be left out."""
         opened = self.target_at_hand()
-        targets = self.targets()
+        return opened if opened is not None and opened.path == path else None
+
+    def refusal(self, action: str) -> str:
+        if action in WRITES:
+            return "the app was started with --read-only." if self.home.read_only else self._why_not_written(action)
         if action == "compare":
-            return "" if targets else "put the cursor on a checkpoint."
-        if action in ACTS and opened is None:
-            return "put the cursor on a checkpoint." if not targets else "its headers are not read yet."
-        if opened is None:
-            return ""
-        if action in ("merge", "merge-now", "export"):
-            return opened.why_not_merge
-        if action == "shrink" and not (opened.report.get("bytes") or {}).get("wasted"):
-            return "no stored byte is unused here."
+            return "" if self.targets() else NO_CHECKPOINT
+        if action in ACTS and self.target_at_hand() is None:
+            return NO_CHECKPOINT if not self.targets() else "its headers are not read yet."
+        return ""
+
+    def _why_not_written(self, action: str) -> str:
+        """Of several, one that can is enough; parts of one checkpoint can together what none can alone."""
+        targets = self.targets()
+        if not targets:
+            return NO_CHECKPOINT
+        known = [opened for path in targets if (opened := self.known(path)) is not None]
+        unread = len(targets) - len(known)
+        if unread:
+            return "its headers are not read yet." if len(targets) == 1 else f"of the marked, {unread} are not read yet."
+        reasons = [why_not(action, opened) for opened in known]
+        if len(known) == 1:
+            return reasons[0]
+        if action == "shrink" and all(reasons):
+            return "no stored byte is unused in what is marked."
         return ""
 
     def _opened(self) -> Opened:
@@ -50,6 +64,9 @@ class CheckpointActions(Page):
     def do_merge(self) -> None:
         self._plan("merge")
 
+    def do_merge_now(self) -> None:
+        self._plan("merge", at_once=True)
+
     def do_export(self) -> None:
         self._plan("export")
 
@@ -57,30 +74,30 @@ class CheckpointActions(Page):
         self._plan("shrink")
 
     def _plan(self, verb: str, *, at_once: bool = False) -> None:
-        from shardyard_tui.screens.plan import Plan
-
-        self.app.push_screen(Plan(verb, self._opened(), at_once=at_once))
-
-    def do_merge_now(self) -> None:
-        self._plan("merge", at_once=True)
+        """A plan for each that is meant, one after the other; for those of which none is whole, one for all together."""
+        known = [opened for path in self.targets() if (opened := self.known(path)) is not None]
+        reasons = {opened.path: why_not(verb, opened) for opened in known}
+        able = [opened for opened in known if not reasons[opened.path]]
+        if not able:
+            self.home.show_plans([Intent(verb, known[0], tuple(opened.path for opened in known[1:]))], at_once=at_once)
+            return
+        select = tuple(self.selected_names()) if verb != "shrink" else ()
+        self.home.show_plans([Intent(verb, opened, select=select) for opened in able], at_once=at_once)
+        left_out = [f"{os.path.basename(path)} is left out: {why}" for path, why in reasons.items() if why]
+        if left_out:
+            self.home.say("  ".join(left_out), "warning")
 
     def do_health(self) -> None:
-        from shardyard_tui.screens.health import Health
-
-        self.app.push_screen(Health(self._opened()))
+        self.home.show_health(self._opened())
 
     def do_tab_2(self) -> None:
-        from shardyard_tui.screens.tensors import Tensors
-
-        self.app.push_screen(Tensors(self._opened()))
+        self.home.show_tensors(self._opened())
 
     def do_tab_3(self) -> None:
         self.do_health()
 
     def do_tab_4(self) -> None:
-        from shardyard_tui.screens.files import Files
-
-        self.app.push_screen(Files(self._opened()))
+        self.home.show_files(self._opened())
 
     def do_look(self) -> None:
         CheckpointActions.do_tab_2(self)
@@ -99,14 +116,10 @@ class CheckpointActions(Page):
                 return
             targets = [before, targets[0]]
         self.home.compare_with = None
-        from shardyard_tui.screens.compare import Compare
-
-        self.app.push_screen(Compare(targets[0], targets[1]))
+        self.home.show_compare(targets[0], targets[1])
 
     def do_disk(self) -> None:
-        from shardyard_tui.screens.disk import Disk
-
-        self.app.push_screen(Disk(self.folder_at_hand()))
+        self.home.show_disk(self.folder_at_hand())
 
     def folder_at_hand(self) -> str:
         """The folder whose disk usage `u` shows."""
@@ -118,10 +131,8 @@ class CheckpointActions(Page):
 
     def do_stats(self) -> None:
         """Of the marked tensors where tensors are shown, else of all."""
-        from shardyard_tui.screens.statistics import Statistics
-
         names = self.selected_names()
-        self.app.push_screen(Statistics(self._opened().path, {"select": names} if names else {}))
+        self.home.show_statistics(self._opened().path, {"select": names} if names else {})
 
     def selected_names(self) -> list[str]:
         """Names of marked tensors."""
@@ -133,5 +144,9 @@ class CheckpointActions(Page):
         if await self.home.start_job(JobRequest("inspect-deep", (self._opened().path,))) is not None:
             self.say("Reading all its data. What is found joins its health (h); J follows it.")
 
-    def deep_known(self, path: str, report: Document) -> None:
-        """All the data of a checkpoint was read: there is a fuller report."""
+
+def why_not(verb: str, opened: Opened) -> str:
+    """Why this one cannot be merged, exported or shrunk, one sentence; empty when it can."""
+    if verb != "shrink" or opened.state == "unreadable":
+        return opened.why_not_merge
+    return "" if (opened.report.get("bytes") or {}).get("wasted") else "no stored byte is unused here."

@@ -195,6 +195,10 @@ class Disk(CheckpointActions):
         share = self.rows.current if self.is_mounted else None
         return share.opened if share is not None else None
 
+    def known(self, path: str) -> Opened | None:
+        share = self.shares.get(path)
+        return Opened.unreadable(path, share.problem) if share is not None and share.problem else share and share.opened
+
     @on(RowList.Chosen, "#rows")
     def _chosen(self) -> None:
         if self.target_at_hand() is not None:

@@ -13,7 +13,6 @@ from textual.containers import Horizontal, Vertical
 from shardyard_tui import units
 from shardyard_tui.facts import EngineError, JobView
 from shardyard_tui.history import History
-from shardyard_tui.screens.jobs import refusal_for
 from shardyard_tui.screens.page import Page
 from shardyard_tui.widgets.graph import Graph
 from shardyard_tui.widgets.job_strip import ending
@@ -161,7 +160,7 @@ class JobScreen(Page):
     # Actions
 
     def refusal(self, action: str) -> str:
-        return refusal_for(self.job, action) if action in ("cancel", "resume") else ""
+        return self.job.why_not(action)
 
     def do_follow(self) -> None:
         log = self.query_one("#log", Sheet)

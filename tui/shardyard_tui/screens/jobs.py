@@ -50,19 +50,6 @@ COLUMNS: Sequence[Column[JobView]] = (
 )  # fmt: skip
 
 
-def refusal_for(job: JobView | None, action: str) -> str:
-    """Why an action on a job is off."""
-    if action == "clean":
-        return ""
-    if job is None:
-        return "there is no job under the cursor."
-    if action == "cancel":
-        return "" if job.running or job.state == "lost" else f"it is {job.state} already."
-    if action == "resume":
-        return f"it is {job.state}." if job.running or job.state == "done" else ""
-    return ""
-
-
 class Jobs(Page):
     """See the module."""
 
@@ -108,7 +95,8 @@ class Jobs(Page):
 
     def refusal(self, action: str) -> str:
         if action in ("open", "cancel", "resume", "follow", "copy", "copy-command"):
-            return refusal_for(self.rows.current if self.is_mounted else None, action)
+            job = self.rows.current if self.is_mounted else None
+            return job.why_not(action) if job is not None else "there is no job under the cursor."
         return ""
 
     @on(RowList.Chosen)
@@ -121,17 +109,11 @@ class Jobs(Page):
         if job is None:
             return
         if job.verb == "compare" and len(job.sources) == 2:
-            from shardyard_tui.screens.compare import Compare
-
-            self.app.push_screen(Compare(job.sources[0], job.sources[1], job))
+            self.home.show_compare(job.sources[0], job.sources[1], job)
         elif job.verb == "stats":
-            from shardyard_tui.screens.statistics import Statistics
-
-            self.app.push_screen(Statistics(job.sources[0], job.options, job))
+            self.home.show_statistics(job.sources[0], job.options, job)
         else:
-            from shardyard_tui.screens.job import JobScreen
-
-            self.app.push_screen(JobScreen(job))
+            self.home.show_job(job)
 
     def do_cancel(self) -> None:
         job = self.rows.current

@@ -66,6 +66,14 @@ class Opener(CheckpointActions):
             node = node.children[0]
         return node if node is not None and node.value.found is not None else None
 
+    def meant_by(self, node: PlaceNode | None) -> PlaceNode | None:
+        """The checkpoint that an action on a row means: that of the row, or for one of its files the one it lies in."""
+        found = self.checkpoint_at(node)
+        while found is None and node is not None and node.parent is not None and node.value.kind != "folder":
+            node = node.parent
+            found = node if node.value.found is not None else None
+        return found
+
     def show_current(self) -> None:
         """Show what is under the cursor; open it first if need be."""
         row = self.browse.current
@@ -75,6 +83,9 @@ class Opener(CheckpointActions):
         if node is None:
             self._shown_path = ""
             self.detail.explain(lambda width: self._about(row, width), row.value.name)
+            around = self.meant_by(row)
+            if around is not None and not around.value.problem and around.key not in self.kept:
+                self.want(around)
         elif node.value.problem:
             self._shown_path = ""
             problem = node.value.problem

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, cast
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import Screen
 
-from shardyard_tui.keys import ACTIONS, EVERYWHERE, bindings
+from shardyard_tui.facts import Document, JobView
+from shardyard_tui.home import Home
+from shardyard_tui.keys import ACTIONS, bindings
 from shardyard_tui.widgets.chrome import KeyLine, TooSmall, TopLine
 from shardyard_tui.widgets.prompt import Prompt, Question
 from shardyard_tui.widgets.row_list import RowList
-
-if TYPE_CHECKING:
-    from shardyard_tui.app import ShardyardApp
-    from shardyard_tui.facts import JobView
 
 LIST_ACTIONS = ("filter", "sort", "reverse")
 
@@ -50,18 +48,26 @@ class Page(Screen[None]):
         self._ready = False
         self._early: list[events.Key] = []
         """Keys that came before the screen was drawn."""
+        self._to_say: tuple[str, str] | None = None
+        """A message that came before it was there."""
         self._refused: tuple[str, str] | None = None
         """The last action that was refused, and the words for it."""
 
     @property
-    def home(self) -> ShardyardApp:
-        """The app, by its own type."""
-        return cast("ShardyardApp", self.app)
+    def home(self) -> Home:
+        """The app, as far as it is known here."""
+        return cast(Home, self.app)
 
     @property
     def offers(self) -> tuple[str, ...]:
         """Actions for the key line."""
         return self.OFFERS
+
+    def keys_now(self) -> Iterator[tuple[str, str, bool]]:
+        """For the key line: key, what it does in a word or two, and whether it is off."""
+        for name in self.offers:
+            action = ACTIONS[name]
+            yield action.shown, self.labels.get(name, action.label), bool(self.refusal(name))
 
     # What subclasses give
 
@@ -83,6 +89,9 @@ class Page(Screen[None]):
     def job_done(self, job: JobView) -> None:
         """A job ended well: what it wrote is there now."""
 
+    def deep_known(self, path: str, report: Document) -> None:
+        """All the data of a checkpoint was read: there is a fuller report."""
+
     def came_back(self) -> None:
         """The terminal has the focus again: files may have changed."""
 
@@ -99,7 +108,7 @@ class Page(Screen[None]):
     def compose(self) -> ComposeResult:
         yield TopLine()
         yield from self.body()
-        yield KeyLine()
+        yield KeyLine(self.keys_now)
         yield Prompt()
         yield TooSmall()
 
@@ -125,8 +134,10 @@ class Page(Screen[None]):
 
     def say(self, text: str, style: str = "strong", *, stay: bool = False) -> None:
         """A message in the last line."""
-        if self.is_mounted:
+        if self._ready:
             self.query_one(KeyLine).say(text, style, stay=stay)
+        else:
+            self._to_say = (text, style)
 
     # Actions
 
@@ -265,6 +276,8 @@ class Page(Screen[None]):
 
     def _is_ready(self) -> None:
         self._ready = True
+        if self._to_say is not None:
+            self.say(*self._to_say)
         early, self._early = self._early, []
         for event in early if self.TYPED_AHEAD else ():
             self.app.post_message(events.Key(event.key, event.character))
@@ -288,6 +301,3 @@ class Page(Screen[None]):
         if self.prompt.question is not None:
             event.stop()
             self.prompt.insert(event.text)
-
-
-EVERYWHERE_BINDINGS = bindings(EVERYWHERE)

@@ -14,8 +14,9 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
+from shardyard.text import printable
 from shardyard_tui import units
-from shardyard_tui.facts import Document, EngineError, JobRequest, Opened
+from shardyard_tui.facts import Document, EngineError, Intent, JobRequest, Opened
 from shardyard_tui.glyphs import ERROR
 from shardyard_tui.plan_text import DEFAULTS, checks, command, options_of, plan_lines, slurm_of
 from shardyard_tui.screens.page import Page
@@ -73,12 +74,13 @@ class Plan(Page):
     TYPED_AHEAD = False
     OFFERS = ("start", "export", "copy-command", "back")
 
-    def __init__(self, verb: str, opened: Opened, *, at_once: bool = False) -> None:
+    def __init__(self, intents: Sequence[Intent], *, at_once: bool = False) -> None:
+        """A plan for the first; for the rest, one after the other, once it was started."""
         super().__init__()
-        self.verb = verb
-        self.opened = opened
-        self.at_once = at_once
-        self.short = verb == "merge"
+        self.intent, *self.rest = intents
+        self.verb, self.opened = self.intent.verb, self.intent.opened
+        self.at_once = self._all_at_once = at_once
+        self.short = self.verb == "merge" and not self.intent.select
         self.plan: Document | None = None
         self.problem = ""
         self.values: dict[str, str] = {}
@@ -91,7 +93,9 @@ class Plan(Page):
 
     def body(self) -> ComposeResult:
         with Vertical(id="plan"):
-            yield Choices(f"{TITLES[self.verb]} {os.path.basename(self.opened.path)}", id="choices")
+            choices = Choices(f"{TITLES[self.verb]} {self.name_shown}", id="choices")
+            choices.note = f"then {units.count(len(self.rest))} more" if self.rest else ""
+            yield choices
             yield Sheet("Plan", id="sheet")
 
     def on_mount(self) -> None:
@@ -99,6 +103,7 @@ class Plan(Page):
         self.values = {c.id: DEFAULTS.get(c.id, "") for c in choices_for(self.verb, self.opened, short=False)}
         if self.verb == "shrink":
             self.values["in_place"] = "no"
+        self.values["select"] = " ".join(self.intent.select)
         self.options.notes = self._note
         self._show_choices()
         self.options.focus()
@@ -120,8 +125,13 @@ class Plan(Page):
         self.options.show(choices, self.values)
         self.options.styles.height = min(len(choices) + 2, max(5, self.size.height // 2))
 
+    @property
+    def name_shown(self) -> str:
+        """What the plan is of."""
+        return " + ".join(printable(os.path.basename(path.rstrip("/"))) for path in (self.opened.path, *self.intent.others))
+
     def where(self) -> Sequence[str]:
-        return (os.path.basename(self.opened.path), TITLES[self.verb].lower())
+        return (self.name_shown, TITLES[self.verb].lower())
 
     def _note(self, choice: str) -> str:
         if choice == "dtype" and self.plan is not None:
@@ -177,7 +187,7 @@ class Plan(Page):
         """The job that Enter starts."""
         options = options_of(self.values)
         out = None if options.get("in_place") else self.values.get("out") or None
-        return JobRequest(self.verb, (self.opened.path,), out, options, slurm_of(self.values))
+        return JobRequest(self.verb, (self.opened.path, *self.intent.others), out, options, slurm_of(self.values))
 
     @on(Choices.Changed)
     def _changed(self) -> None:
@@ -206,8 +216,9 @@ class Plan(Page):
         job = await self.home.start_job(request)
         if job is not None:
             self.leave()
-            name = os.path.basename(self.opened.path)
-            self.home.say(f"Started: {request.verb} {name}. It goes on if you quit. J shows it.", "ok")
+            if self.rest:
+                self.home.show_plans(self.rest, at_once=self._all_at_once)
+            self.home.say(f"Started: {request.verb} {self.name_shown}. It goes on if you quit. J shows it.", "ok")
 
     def do_export(self) -> None:
         """All options, or the few."""

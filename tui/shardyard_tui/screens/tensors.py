@@ -76,9 +76,7 @@ class Tensors(CheckpointActions):
             self.rows.fold()
             self.rows.set_filter(f"/^{_escaped(pattern)}$/")
             return
-        from shardyard_tui.screens.tensor import TensorScreen
-
-        self.app.push_screen(TensorScreen(self.opened, row))
+        self.home.show_tensor(self.opened, row)
 
     def selected_names(self) -> list[str]:
         rows = self.rows.chosen if self.rows.marked else []

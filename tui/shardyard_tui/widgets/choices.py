@@ -35,7 +35,7 @@ class Choice:
 class Choices(Scroller):
     """The options of a plan."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings(("expand", "collapse", "mark"), "choice")]
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(("next-value", "previous-value"), "choice")]
 
     class Changed(Message):
         """An option has another value."""
@@ -79,7 +79,7 @@ class Choices(Scroller):
             self.post_message(self.Typing(choice, value))
             return
         at = choice.values.index(value) if value in choice.values else 0
-        self.set_value(choice.id, choice.values[(at + (-1 if name == "collapse" else 1)) % len(choice.values)])
+        self.set_value(choice.id, choice.values[(at + (-1 if name == "previous-value" else 1)) % len(choice.values)])
 
     def set_value(self, choice: str, value: str) -> None:
         """Give an option another value."""

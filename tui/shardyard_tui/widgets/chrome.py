@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Sequence
 
 from textual.timer import Timer
 
-from shardyard_tui.keys import ACTIONS
 from shardyard_tui.widgets.panel import Line, Panel, Span, fit, width_of
-
-if TYPE_CHECKING:
-    from shardyard_tui.screens.page import Page
 
 RIGHT_END = 16
 MOST_LINES = 3
@@ -67,8 +62,10 @@ class KeyLine(Panel):
     DEFAULT_CSS = "KeyLine { height: 1; width: 1fr; dock: bottom; }"
     framed = False
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Callable[[], Iterable[tuple[str, str, bool]]]) -> None:
+        """`keys` gives, the most important first, a key, what it does in a word or two, and whether it is off."""
         super().__init__()
+        self._keys = keys
         self._said: tuple[str, str] | None = None
         self._timer: Timer | None = None
 
@@ -112,7 +109,6 @@ class KeyLine(Panel):
         return self._said[0] if self._said is not None else ""
 
     def row(self, y: int) -> Line:
-        page = cast("Page", self.screen)
         right: list[Span] = [("?", "key"), (" help  ", "dim"), ("q", "key"), (" quit ", "dim")]
         room = self._room
         if self._said is not None:
@@ -121,13 +117,10 @@ class KeyLine(Panel):
             return [(" ", "text"), (fit(text, room), self._said[1]), *(right if y == 0 else ())]
         spans: list[Span] = [(" ", "text")]
         used = 1
-        for name in page.offers:
-            action = ACTIONS[name]
-            label = page.labels.get(name, action.label)
-            cells = width_of(action.shown) + width_of(label) + 3
+        for key, label, off in self._keys():
+            cells = width_of(key) + width_of(label) + 3
             if used + cells > room:
                 continue
-            off = bool(page.refusal(name))
-            spans += [(action.shown, "faint" if off else "key"), (f" {label}  ", "faint" if off else "dim")]
+            spans += [(key, "faint" if off else "key"), (f" {label}  ", "faint" if off else "dim")]
             used += cells
         return [*spans, (" " * (room - used + 1), "text"), *right]

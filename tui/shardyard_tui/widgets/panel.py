@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -20,9 +20,7 @@ from textual.widget import Widget
 
 from shardyard.text import printable
 from shardyard_tui.glyphs import ELLIPSIS
-
-if TYPE_CHECKING:
-    from shardyard_tui.app import ShardyardApp
+from shardyard_tui.home import Home
 
 Span = tuple[str, str]
 """Text and the name of its style (theme.py)."""
@@ -83,9 +81,9 @@ class Panel(Widget):
         self._note = ""
 
     @property
-    def home(self) -> ShardyardApp:
-        """The app, by its own type."""
-        return cast("ShardyardApp", self.app)
+    def home(self) -> Home:
+        """The app, as far as it is known here."""
+        return cast(Home, self.app)
 
     def style_named(self, name: str) -> Style:
         return self.home.look.styles[name]
