@@ -46,7 +46,7 @@ WHY: Mapping[str, str] = {
     "placeholder": "A tensor of no elements stands for a weight: ZeRO-3 and FSDP leave these when saving goes around them.",
     "empty-file": "A file of no bytes: the save was cut off, or the disk was full.",
     "missing-shard": "The index names a file that is not here: part of the weights would be missing.",
-    "masters-unnamed": "Without ZeRO the optimizer files do not say which tensor a master is of: merging takes the 16-bit weights.",
+    "masters-unnamed": "Without ZeRO the optimizer files do not say which tensor a master is of: the 16-bit weights are read.",
     "missing-rank": "Each rank saved a part of every tensor; without one of them no tensor is whole.",
     "missing-metadata": "The file that says what is where is not here; a DCP save writes it last, so this one did not finish.",
     "missing-tensor": "A weight is named, but its data is nowhere.",
