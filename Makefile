@@ -24,7 +24,7 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.bench
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 screenshots: $(VENV)/.base
@@ -42,6 +42,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Setting up the test environment (one to two minutes) ..."
 	@DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,dev,interop]'
 	@touch $@ $(VENV)/.base
+
+$(VENV)/.bench: $(VENV)/.dev
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
 
 $(VENV)/.bare: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'

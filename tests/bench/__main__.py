@@ -1,7 +1,8 @@
 """`python -m tests.bench` (`make bench`): builds inputs, runs ours and the peers in turn, prints ratios, keeps the results.
 
-Every figure is the median over alternating runs on the same bytes, warm, synced; `cp` means `cp --reflink=never` and `sync` of
-the copied files.  `--only` picks rows by the beginnings of their names, `--curves` adds how time and memory grow.
+Every figure is the median over alternating runs on the same bytes, synced, warm unless it says cold; `cp` means
+`cp --reflink=never` and `sync` of the copied files.  `--only` picks rows by the beginnings of their names, `--curves` adds how
+time and memory grow.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.bench import curves, opening
+from tests.bench import RESULTS, compare, curves, opening, plots
 from tests.bench.measure import Contender, copy_command, files_below, machine, ratio, run_all
 
-RESULTS = Path(__file__).parent / "results.json"
 MIB = 1 << 20
 
 
@@ -44,6 +44,8 @@ class Work:
     verb: str = "merge"
     copied: str | None = None
     """Kind of what `cp` copies instead of the input: the same weights without what is not kept."""
+    cold: bool = False
+    """The input is dropped from the page cache before each run."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -53,8 +55,9 @@ class Work:
 
 WORKS = (
     Work("zero3", "zero3", (), "*optim*", 0.8, 60, "zero_to_fp32", 5),
-    Work("zero2", "zero2", (), "*optim*", 0.8, 60, "zero_to_fp32", 5),
+    Work("zero3-cold", "zero3", (), "*optim*", 0.8, 60, cold=True),
     Work("zero3-bf16", "zero3", ("--dtype", "bfloat16"), "*optim*", 0.7, 120),
+    Work("zero2", "zero2", (), "*optim*", 0.8, 60, "zero_to_fp32", 5),
     Work("dcp-rows", "dcp_rows", (), "*.distcp", 0.8, 60, "merge_weights", 5),
     Work("dcp-rows-torch", "dcp_rows", ("--format", "torch"), "*.distcp", 0.8, 60, "dcp_to_torch_save", 1),
     Work("dcp-columns", "dcp_columns", (), "*.distcp", 1.0, 120),
@@ -104,7 +107,7 @@ def measure(work: Work, folder: Path, gb: float, rounds: int, *, peers: bool) ->
     if peers and work.peer is not None:
         peer = Contender(work.peer, [sys.executable, "-m", "tests.bench.peers", work.peer, str(source), str(out)])
         contenders.append(peer)
-    run_all(contenders, out, rounds, [*files_below(source), *copied])
+    run_all(contenders, out, rounds, [*files_below(source), *copied], cold=work.cold)
     return Row(
         work.name,
         round(ours.median, 2),
@@ -146,7 +149,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("--size", type=float, default=2.0, metavar="GB", help="of each checkpoint (default: 2)")
     parser.add_argument("--rounds", type=int, default=5, help="alternating runs (default: 5)")
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose names begin so; also opening, curves")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="names of rows; also compare, opening, curves")
     parser.add_argument("--no-peers", action="store_true", help="only ours and cp")
     parser.add_argument("--curves", action="store_true", help="how time and memory grow with size, workers, ranks and tensors")
     parser.add_argument("--folder", type=Path, help="where inputs and outputs go (default: a temporary folder)")
@@ -158,7 +161,11 @@ def main() -> int:
         results = dict(_measure_all(folder, args))
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() and args.only else {}
     RESULTS.write_text(json.dumps({**kept, "machine": machine(), "size_gb": args.size, **results}, indent=1) + "\n")
-    return 0 if all(row["good"] for row in results.get("works", [])) else 1
+    if {"works", "curves"} <= results.keys():
+        plots.draw(results)
+    missed = [row["name"] for part in ("works", "compare", "opening") for row in results.get(part, []) if not row["good"]]
+    print(f"Missed: {', '.join(missed)}." if missed else "All aims are met.")
+    return 1 if missed else 0
 
 
 def _measure_all(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, object]]:
@@ -174,6 +181,8 @@ def _measure_all(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, 
         rows.append({**asdict(row), "good": row.good})
         print(show(row), flush=True)
     yield "works", rows
+    if wanted("compare"):
+        yield "compare", compare.measure(folder, args.rounds, peers=not args.no_peers)
     if wanted("opening"):
         yield "opening", opening.measure(folder, args.rounds)
     if args.curves or "curves" in args.only:

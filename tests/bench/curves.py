@@ -1,4 +1,4 @@
-"""How a merge's time and memory grow: with the model, the workers, the ranks, the tensors, slow calls and a cold cache."""
+"""How a merge's time and memory grow: with the model, the workers, the ranks, the tensors, and slow calls."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from shardyard.operations.gather import BLOCK
 
 _MERGE = """
 import json, sys, time
@@ -110,7 +111,7 @@ SLOW(ssize_t, preadv64, (int fd, const struct iovec *v, int n, off_t at), (fd, v
 
 
 def _slow(folder: Path) -> Points:
-    """Every read takes 1 ms longer, as on a network file system: time must follow the number of large reads."""
+    """Each read takes 1 ms longer, as on a network file system: seconds against the number of blocks that must be read."""
     if shutil.which("cc") is None:
         print("slow_calls: needs a C compiler")
         return []
@@ -118,10 +119,8 @@ def _slow(folder: Path) -> Points:
     library = folder / "slow.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(folder / "slow.c"), "-ldl"], check=True)
     points: Points = []
-    for gb in (0.25, 0.5):
+    for gb in (0.25, 0.5, 1.0):
         source = _safetensors(folder, 64, gb)
-        before = time.perf_counter()
         seconds, peak = _merge(folder, source, preload=str(library), workers=1)
-        points.append((gb, seconds, peak))
-        del before
+        points.append((-(-source.stat().st_size // BLOCK), seconds, peak))
     return points

@@ -45,14 +45,17 @@ class Contender:
         return statistics.median(self.seconds)
 
 
-def run_all(contenders: Sequence[Contender], out: Path, rounds: int, inputs: Sequence[Path]) -> None:
-    """Run all in turn, `rounds` times, from the same state: no output, inputs in the page cache, nothing left to write back."""
+def run_all(contenders: Sequence[Contender], out: Path, rounds: int, inputs: Sequence[Path], *, cold: bool = False) -> None:
+    """Run all in turn, `rounds` times, from the same state: no output, nothing left to write back, inputs in the page cache, or,
+    `cold`, out of it."""
     warm(inputs)
     for contender in contenders:
         contender.usage = watched(contender.command, out)
     for _ in range(rounds):
         for contender in contenders:
             clear(out)
+            if cold:
+                cool(inputs)
             start = time.perf_counter()
             _run(contender.command)
             contender.seconds.append(time.perf_counter() - start)

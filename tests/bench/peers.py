@@ -49,7 +49,16 @@ def clone_every_tensor(source: Path, out: Path) -> None:
         torch.save({name: t.clone() for name, t in state.items()}, out / path.name)
 
 
-PEERS = {f.__name__: f for f in (zero_to_fp32, merge_weights, dcp_to_torch_save, load_and_save, clone_every_tensor)}
+def allclose(a: Path, b: Path) -> None:
+    """Both files loaded, and `torch.allclose` of each pair."""
+    import torch
+    from safetensors.torch import load_file
+
+    left, right = load_file(a), load_file(b)
+    assert left.keys() == right.keys() and all(torch.allclose(left[name], right[name]) for name in left)
+
+
+PEERS = {f.__name__: f for f in (zero_to_fp32, merge_weights, dcp_to_torch_save, load_and_save, clone_every_tensor, allclose)}
 
 if __name__ == "__main__":
     PEERS[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
