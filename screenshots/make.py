@@ -1,4 +1,4 @@
-"""The pictures of the README: the app on the demo tree, driven by keys, drawn as SVG beside this file.
+"""The pictures and the tour of the README: the app on the demo tree, driven by keys, drawn as SVG beside this file.
 
 `make screenshots` runs it; nothing is faked but the names of the machine and the person.
 """
@@ -114,7 +114,7 @@ async def tour(camera: Camera) -> None:
     await camera.press("enter", "J", until="done in")
     await camera.press("enter", until="plan made")
     camera.take("job")
-    await camera.press("escape", "escape", until="7 checkpoints")
+    await camera.press("escape", "escape", until="8 checkpoints")
     await camera.press("c", until="press c again")
     await go_to(camera, "tied-model", "Checked")
     await camera.press("c", until="rounded-bfloat16")
@@ -143,4 +143,9 @@ async def main() -> None:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parent / "engine"), str(HERE.parent / "tui")]
+    import tour as cast
+
+    with home() as base:
+        demo(base / "runs")
+        cast.record(base / "runs", HERE / "tour.cast")
     asyncio.run(main())

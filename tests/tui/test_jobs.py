@@ -33,6 +33,18 @@ async def test_a_running_job_is_in_sight_from_start_to_end() -> None:
         assert any("done in" in row for row in it.rows)
 
 
+async def test_a_job_that_ends_behind_another_screen_is_ended_in_the_first_one_too() -> None:
+    engine, job = await started()
+    async with running(engine) as it:
+        await it.look_at_jobs()
+        await it.press("J")
+        engine.replay(job, recording("merge"))
+        await it.look_at_jobs()
+        await it.press("escape")
+        assert it.page.NAME == "Checkpoints"
+        assert any("done in" in row for row in it.rows)
+
+
 async def test_the_list_shows_the_running_ones_first() -> None:
     engine, _ = await started()
     engine.views.append(JobView("old", "merge", "merge a -> b", "done", created=NOW + 5, ended=NOW + 9))

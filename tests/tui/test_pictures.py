@@ -6,6 +6,7 @@ UPDATE_PICTURES=1 writes them anew: look at them before they are committed.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from shardyard_tui.facts import JobRequest
 from support.fake_engine import ROOT, FakeEngine, recording, relation
 from support.pilot import Driver, running
 
+TOUR = Path(__file__).parents[2] / "screenshots"
 PICTURES = Path(__file__).parent / "pictures"
 SIZES = ((80, 24), (100, 30), (140, 40))
 UPDATE = os.environ.get("UPDATE_PICTURES") == "1"
@@ -35,6 +37,19 @@ SCREENS: dict[str, Sequence[str]] = {
     "disk": ("u",),
     "help": ("question_mark",),
 }
+
+
+def test_the_tour_leads_from_the_tree_to_a_finished_merge() -> None:
+    header, *pieces = map(json.loads, (TOUR / "tour.cast").read_text().splitlines())
+    assert (header["version"], header["width"], header["height"]) == (2, 100, 30)
+    moments = [moment for moment, _, _ in pieces]
+    assert moments == sorted(moments) and 20 < moments[-1] < 90
+    assert {kind for _, kind, _ in pieces} == {"o"}
+    shown = "".join(text for _, _, text in pieces)
+    at = -1
+    for stop in ("7 checkpoints", "Why it matters", "Dtype", "Distribution", "nothing is written yet", "done in"):
+        at = shown.find(stop, at + 1)
+        assert at >= 0, f"{stop!r} does not come, or too early"
 
 
 async def open_screen(name: str, size: tuple[int, int]) -> tuple[str, str]:

@@ -77,6 +77,11 @@ class Browser(Opener):
             path = "~" + path[len(home) :]
         return [printable(part) for part in path.split("/") if part] or ["/"]
 
+    def on_screen_resume(self) -> None:
+        if self.is_mounted:
+            # What changed while another screen was in front was told to that one.
+            self.jobs_changed()
+
     def jobs_changed(self) -> None:
         self.strip.show(self.home.jobs, self.home.jobs_problem)
 

@@ -108,7 +108,8 @@ class Disk(CheckpointActions):
         try:
             async for item in self.home.engine.scan(self.folder):
                 if isinstance(item, Found):
-                    name = printable(os.path.relpath(item.path, self.folder))
+                    below = os.path.relpath(item.path, self.folder)
+                    name = printable(below if below != "." else os.path.basename(item.path))
                     run = os.path.dirname(item.path)
                     self.shares[item.path] = Share(name, item.path, item.nbytes, item.kind, run, mtime=item.mtime)
             self.show()
@@ -170,7 +171,10 @@ class Disk(CheckpointActions):
         share = self.rows.current
         if share is not None:
             lines += [(), [(share.name, "head")]]
-            lines += wrap(share.problem, width, "error") if share.problem else where_the_bytes_are(share.usage, width)
+            if share.problem:
+                lines += wrap(share.problem, width, "error")
+            elif len(self.shares) > 1:
+                lines += where_the_bytes_are(share.usage, width)
             if share.opened is not None:
                 lines += wrap(str(share.opened.report.get("verdict") or ""), width, "dim")
         return lines
@@ -197,7 +201,9 @@ class Disk(CheckpointActions):
 
     def known(self, path: str) -> Opened | None:
         share = self.shares.get(path)
-        return Opened.unreadable(path, share.problem) if share is not None and share.problem else share and share.opened
+        if share is None:
+            return None
+        return Opened.unreadable(path, share.problem) if share.problem else share.opened
 
     @on(RowList.Chosen, "#rows")
     def _chosen(self) -> None:

@@ -23,10 +23,9 @@ class TensorRows(RowList[Row]):
     def _columns(self) -> Sequence[Column[Row]]:
         return (
             Column("Name", self._row_name, cut="left", sort="n"),
-            Column("Copies", self._copies, 7, right=True, least=10_000, style="dim"),
             Column("Dtype", lambda r: self._fact(r, "dtype"), 9, least=46, style="dim", sort="d"),
             Column("Shape", self._shape, 15, least=60, style="dim", cut="left"),
-            Column("Params", lambda r: units.short_count(self._number(r, "parameters")), 8, right=True, least=96, style="dim"),
+            Column("Params", lambda r: units.short_count(self._number(r, "parameters")), 8, right=True, least=104, style="dim"),
             Column(
                 "Size",
                 lambda r: units.size(self._number(r, "nbytes")),
@@ -37,7 +36,7 @@ class TensorRows(RowList[Row]):
                 key=lambda r: self._number(r, "nbytes"),
                 falling=True,
             ),
-            *([Column("", self._flags, 16, least=96, style="dim")] if self._has_flags() else []),
+            *([Column("", self._flags, 16, least=104, style="dim")] if self._has_flags() else []),
         )
 
     def show(self, table: TensorTable, *, keep: bool = False) -> None:
@@ -70,10 +69,9 @@ class TensorRows(RowList[Row]):
         return super().matching(wanted, among) if self.folded else self.table.matching(wanted, among)
 
     def _row_name(self, row: Row) -> str:
-        return self.table.name(row) if isinstance(row, int) else f"{row.name}  ({units.count(len(row.rows))})"
-
-    def _copies(self, row: Row) -> str:
-        return "" if isinstance(row, int) else units.count(len(row.rows))
+        if isinstance(row, int):
+            return self.table.name(row)
+        return row.name + (f"  ({units.count(len(row.rows))})" if len(row.rows) > 1 else "")
 
     def _fact(self, row: Row, what: str) -> str:
         return str(getattr(self.table.of(row), what)) if isinstance(row, int) else row.common(what)

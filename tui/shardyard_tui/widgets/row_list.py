@@ -241,7 +241,8 @@ class RowList(Scroller, Generic[T]):
         where = units.count(self.cursor + 1) if self.shown else "0"
         of = units.count(len(self.shown))
         in_all = f", {units.count(len(self.all))} in all" if len(self.shown) < len(self.all) else ""
-        parts.append(f"{where} of {of}{in_all}")
+        if self.all:
+            parts.append(f"{where} of {of}{in_all}")
         if self.sorted_by is not None:
             parts.append(f"by {self.sorted_by.title.lower()} {DOWN if self.falling else UP}")
         return f" {MIDDLE_DOT} ".join(parts)

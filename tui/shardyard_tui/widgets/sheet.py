@@ -73,9 +73,22 @@ NARROW = 44
 """Below this width labels take less room."""
 
 
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks paths and tensor names that are longer than a line after one of their joints."""
+
+    def _handle_long_word(self, reversed_chunks: list[str], cur_line: list[str], cur_len: int, width: int) -> None:
+        word, room = reversed_chunks[-1], max(1, width - cur_len)
+        at = 1 + max(word.rfind(joint, 0, room) for joint in "/._-=")
+        if at > room // 2:
+            cur_line.append(word[:at])
+            reversed_chunks[-1] = word[at:]
+        else:
+            super()._handle_long_word(reversed_chunks, cur_line, cur_len, width)
+
+
 def wrap(text: str, width: int, style: str = "text", *, indent: int = 0, first: str = "", first_style: str = "dim") -> list[Line]:
     """A paragraph in lines; `first` stands before the first one, the rest is indented by `indent` cells."""
-    lines = textwrap.wrap(text, max(8, width - indent), break_on_hyphens=False) or [""]
+    lines = _Wrapper(max(8, width - indent), break_on_hyphens=False).wrap(text) or [""]
     out: list[Line] = []
     for n, line in enumerate(lines):
         lead: Span = (first.ljust(indent), first_style) if n == 0 and first else (" " * indent, style)
