@@ -113,26 +113,37 @@ def same(values: Array, dtype: DType, start: int) -> Tally:
 
 def floats(x: Array, y: Array, start: int, tolerance: Tolerance) -> Tally:
     """Real floating numbers of any two kinds."""
-    a, b = wide(x), wide(y)
+    return _floats(wide(x), wide(y), start, tolerance)
+
+
+def after_rounding(x: Array, y: Array, start: int, tolerance: Tolerance) -> Tally:
+    """float32 and its rounding to 16 bits: float32 holds their differences exactly (Sterbenz), in half the time."""
+    return _floats(x.astype(np.float32, copy=False), y.astype(np.float32, copy=False), start, tolerance)
+
+
+def _floats(a: Array, b: Array, start: int, tolerance: Tolerance) -> Tally:
     distance = np.subtract(a, b)
     np.abs(distance, out=distance)
-    total = float(distance.sum())
+    exact = wide(distance)
+    total = float(exact.sum())
     if not np.isfinite(total):
-        return _careful(a, b, start, tolerance)
-    tally = Tally(x.size, finite=x.size, total=total)
-    if not x.size:
+        return _careful(wide(a), wide(b), start, tolerance)
+    tally = Tally(a.size, finite=a.size, total=total)
+    if not a.size:
         return tally
     tally.argmax = start + int(distance.argmax())
     tally.largest = float(distance[tally.argmax - start])
     tally.largest_a = max(float(a.max()), -float(a.min()))
-    tally.differing = int(np.count_nonzero(distance))
+    unequal = distance != 0
+    tally.differing = int(np.count_nonzero(unequal))
     if tally.differing:
-        tally.first = start + int((distance != 0).argmax())
+        tally.first = start + int(unequal.argmax())
         if tolerance:
-            tally.outside = int(np.count_nonzero(distance > tolerance.absolute + tolerance.relative * np.abs(b)))
+            tally.outside = int(np.count_nonzero(exact > tolerance.absolute + tolerance.relative * np.abs(wide(b))))
         tally.powers = _powers(distance)
-        np.square(distance, out=distance)
-        tally.squares = float(distance.sum())
+        np.square(exact, out=exact)
+        # Not `np.dot`: a linear algebra library that starts threads for it takes four times as long.
+        tally.squares = float(exact.sum())
     return tally
 
 
@@ -251,6 +262,20 @@ def patterns(x: Array, y: Array, start: int, tolerance: Tolerance) -> Tally:
 
 def _powers(distance: Array) -> Counter[int]:
     """Counts of floor(log2 d) of the differences that are not zero; what float64 calls denormal counts as 2^-1023."""
+    if distance.dtype == np.float32:
+        return _powers32(distance)
     exponents = np.bincount(distance.view(np.int64) >> 52, minlength=1)
     exponents[0] -= int(np.count_nonzero(distance == 0))
     return Counter({int(i) - 1023: int(exponents[i]) for i in np.flatnonzero(exponents)})
+
+
+def _powers32(distance: Array) -> Counter[int]:
+    """The same of float32, whose exponents fit a byte: counted two at a time, which takes half as long."""
+    bytes_ = (distance.view(np.uint32) >> 23).astype(np.uint8)
+    pairs = np.bincount(bytes_[: bytes_.size & ~1].view(np.uint16), minlength=1 << 16).reshape(256, 256)
+    exponents = pairs.sum(axis=0) + pairs.sum(axis=1)
+    exponents[bytes_[bytes_.size & ~1 :]] += 1
+    # Zeros, and what float32 calls denormal and float64 does not.
+    powers = _powers(distance[bytes_ == 0].astype(np.float64)) if exponents[0] else Counter()
+    powers.update({int(i) - 127: int(exponents[i]) for i in np.flatnonzero(exponents) if i})
+    return powers
