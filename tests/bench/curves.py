@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.bench.measure import warm
+
 from shardyard.operations.gather import BLOCK
+
+ROUNDS = 3
 
 _MERGE = """
 import json, sys, time
@@ -48,10 +53,14 @@ def _merge(folder: Path, source: Path, *, preload: str | None = None, **options:
     given = json.dumps({"verify": "none", **options})
     command = [sys.executable, "-c", _MERGE, str(source), str(out), given]
     environment = {"LD_PRELOAD": preload} if preload else None
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    shutil.rmtree(out, ignore_errors=True)
-    seconds, peak = done.stdout.split()
-    return round(float(seconds), 3), round(float(peak), 1)
+    if source.is_file():
+        warm([source])
+    runs = []
+    for _ in range(ROUNDS):
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        shutil.rmtree(out, ignore_errors=True)
+        runs.append([float(figure) for figure in done.stdout.split()])
+    return round(statistics.median(r[0] for r in runs), 3), round(max(r[1] for r in runs), 1)
 
 
 def _safetensors(folder: Path, tensors: int, gb: float) -> Path:

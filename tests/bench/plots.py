@@ -34,7 +34,7 @@ def _peers(axis: Any, works: list[dict[str, Any]]) -> None:
     names = [f"{AGAINST[row['name']]}\n{row['peer_mib'] / row['peak_mib']:.0f} x the memory" for row in rows]
     bars = axis.barh(names, [row["faster_than_peer"] for row in rows], color="#4477aa")
     axis.bar_label(bars, fmt="%.1f x", padding=2)
-    axis.margins(x=0.15)
+    axis.margins(x=0.25)
     axis.invert_yaxis()
     axis.set_xlabel("times the time of shardyard merge")
 
