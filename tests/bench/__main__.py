@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.bench import RESULTS, compare, curves, opening, plots
 from tests.bench.measure import Contender, copy_command, files_below, machine, ratio, run_all
@@ -158,14 +159,28 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=args.folder) as place:
         folder = Path(place)
         os.environ["SHARDYARD_STATE"] = str(folder / "state")
-        results = dict(_measure_all(folder, args))
+        results: dict[str, Any] = dict(_measure_all(folder, args))
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() and args.only else {}
-    RESULTS.write_text(json.dumps({**kept, "machine": machine(), "size_gb": args.size, **results}, indent=1) + "\n")
-    if {"works", "curves"} <= results.keys():
-        plots.draw(results)
+    merged = {
+        **kept,
+        "machine": machine(),
+        "size_gb": args.size,
+        **{part: _merged(kept.get(part), results[part]) for part in results},
+    }
+    RESULTS.write_text(json.dumps(merged, indent=1) + "\n")
+    if {"works", "curves"} <= merged.keys():
+        plots.draw(merged)
     missed = [row["name"] for part in ("works", "compare", "opening") for row in results.get(part, []) if not row["good"]]
     print(f"Missed: {', '.join(missed)}." if missed else "All aims are met.")
     return 1 if missed else 0
+
+
+def _merged(kept: Any, new: Any) -> Any:
+    """Rows measured anew in the place of those of the same name; other rows stay."""
+    if not isinstance(kept, list) or not isinstance(new, list):
+        return new
+    by_name = {row["name"]: row for row in (*kept, *new)}
+    return list(by_name.values())
 
 
 def _measure_all(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, object]]:
