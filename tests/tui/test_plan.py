@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -231,6 +232,28 @@ async def test_a_job_that_cannot_be_started_leaves_the_plan_open(monkeypatch: py
         await it.press("j", "m", "enter")
         assert it.page.NAME == "Plan"
         assert it.said == "The job folder cannot be written."
+
+
+async def test_a_plan_that_starts_behind_another_screen_leaves_that_one_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    may_go_on = asyncio.Event()
+    start = engine.start
+
+    async def slow(request: JobRequest) -> str:
+        await may_go_on.wait()
+        return await start(request)
+
+    monkeypatch.setattr(engine, "start", slow)
+    async with running(engine) as it:
+        await it.press("j", "m")
+        for key in ("enter", "enter", "J"):
+            await it.pilot.press(key)
+        may_go_on.set()
+        await it.settle()
+        assert it.page.NAME == "Jobs"
+        assert len(engine.started) == 1
+        await it.press("escape")
+        assert it.page.NAME == "Checkpoints"
 
 
 def test_a_shrink_shows_what_each_file_gives_back() -> None:

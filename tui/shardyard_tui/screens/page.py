@@ -52,6 +52,8 @@ class Page(Screen[None]):
         """A message that came before it was there."""
         self._refused: tuple[str, str] | None = None
         """The last action that was refused, and the words for it."""
+        self._done_with = False
+        """Left while another screen was in front."""
 
     @property
     def home(self) -> Home:
@@ -117,6 +119,8 @@ class Page(Screen[None]):
         self.call_after_refresh(self._is_ready)
 
     def on_screen_resume(self) -> None:
+        if self._done_with:
+            self.call_later(self.leave)
         self.show_where()
 
     def show_where(self) -> None:
@@ -171,8 +175,10 @@ class Page(Screen[None]):
             self.leave()
 
     def leave(self) -> None:
-        """To the screen before; the first one stays."""
-        if len(self.app.screen_stack) > 1:
+        """To the screen before; the first one stays. Behind another screen it waits until that one is left."""
+        if self.app.screen is not self:
+            self._done_with = True
+        elif len(self.app.screen_stack) > 1:
             self.app.pop_screen()
 
     def do_copy(self) -> None:

@@ -82,6 +82,7 @@ class Plan(Page):
         self.at_once = self._all_at_once = at_once
         self.short = self.verb == "merge" and not self.intent.select
         self.plan: Document | None = None
+        self.starting = False
         self.problem = ""
         self.values: dict[str, str] = {}
         self.has_slurm = False
@@ -205,15 +206,19 @@ class Plan(Page):
     # Actions
 
     def refusal(self, action: str) -> str:
+        if action == "start" and self.starting:
+            return "it is being started."
         if action == "start" and self.plan is None:
             return self.problem or "the plan is not made yet."
         return ""
 
-    @work(exclusive=True, group="start")
+    @work(group="start")
     async def do_start(self) -> None:
         """Start the job and go back; it is followed from anywhere."""
         request = self.request
+        self.starting = True
         job = await self.home.start_job(request)
+        self.starting = False
         if job is not None:
             self.leave()
             if self.rest:
