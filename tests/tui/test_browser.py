@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from shardyard_tui.facts import EngineError, Opened
 from support.fake_engine import ROOT, FakeEngine, checkpoints, finding
@@ -259,3 +262,24 @@ async def test_a_refusal_goes_when_it_no_longer_holds() -> None:
         page.kept.update(kept)
         page.show_keys()
         assert it.said == ""
+
+
+@pytest.mark.parametrize(("then", "in_front"), [("", "Health"), ("j", "Checkpoints"), ("escape", "Checkpoints")])
+async def test_a_key_that_comes_before_the_headers_are_read_counts_once_they_are(
+    monkeypatch: pytest.MonkeyPatch, then: str, in_front: str
+) -> None:
+    engine = FakeEngine()
+    may_go_on = asyncio.Event()
+    opens = engine.open
+
+    async def slow(path: str, **options: Any) -> Opened:
+        await may_go_on.wait()
+        return await opens(path, **options)
+
+    monkeypatch.setattr(engine, "open", slow)
+    async with running(engine) as it:
+        for key in ("j", "h", *([then] if then else [])):
+            await it.pilot.press(key)
+        may_go_on.set()
+        await it.settle()
+        assert in_front == it.page.NAME

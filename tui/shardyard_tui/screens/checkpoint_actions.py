@@ -12,6 +12,7 @@ from shardyard_tui.screens.page import Page
 ACTS = ("health", "look", "verify", "stats", "tab-2", "tab-3", "tab-4")
 WRITES = ("merge", "merge-now", "export", "shrink")
 NO_CHECKPOINT = "put the cursor on a checkpoint."
+NOT_READ = "its headers are not read yet."
 
 
 class CheckpointActions(Page):
@@ -37,7 +38,7 @@ class CheckpointActions(Page):
         if action == "compare":
             return "" if self.targets() else NO_CHECKPOINT
         if action in ACTS and self.target_at_hand() is None:
-            return NO_CHECKPOINT if not self.targets() else "its headers are not read yet."
+            return NO_CHECKPOINT if not self.targets() else NOT_READ
         return ""
 
     def _why_not_written(self, action: str) -> str:
@@ -48,7 +49,7 @@ class CheckpointActions(Page):
         known = [opened for path in targets if (opened := self.known(path)) is not None]
         unread = len(targets) - len(known)
         if unread:
-            return "its headers are not read yet." if len(targets) == 1 else f"of the marked, {unread} are not read yet."
+            return NOT_READ if len(targets) == 1 else f"of the marked, {unread} are not read yet."
         reasons = [why_not(action, opened) for opened in known]
         if len(known) == 1:
             return reasons[0]

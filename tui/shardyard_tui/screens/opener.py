@@ -12,7 +12,7 @@ from textual.timer import Timer
 from shardyard_tui import units
 from shardyard_tui.facts import Document, EngineError, Opened, Reading
 from shardyard_tui.places import Place, PlaceNode, Places
-from shardyard_tui.screens.checkpoint_actions import CheckpointActions
+from shardyard_tui.screens.checkpoint_actions import NOT_READ, CheckpointActions
 from shardyard_tui.summary import unopened
 from shardyard_tui.views.about import about, nothing_found
 from shardyard_tui.views.detail import Detail
@@ -43,6 +43,8 @@ class Opener(CheckpointActions):
         self._opening_since = 0.0
         self._opening = ""
         self._sweeping = ""
+        self._early_action: tuple[str, str] | None = None
+        """An action, and the checkpoint whose headers it waits for; moving on or Esc forgets it."""
 
     @property
     def browse(self) -> TreeList[Place]:
@@ -56,9 +58,24 @@ class Opener(CheckpointActions):
 
     @on(TreeList.Moved, "#tree")
     def _moved(self) -> None:
+        node = self.meant_by(self.browse.current)
+        if self._early_action is not None and (node is None or node.key != self._early_action[1]):
+            self._early_action = None
         if self._pause is not None:
             self._pause.stop()
         self._pause = self.set_timer(REST_S, self.show_current)
+
+    def action_do(self, name: str) -> None:
+        node = self.meant_by(self.browse.current)
+        waits = node is not None and self.refusal(name) == NOT_READ
+        self._early_action = (name, node.key) if node is not None and waits else None
+        super().action_do(name)
+
+    def _do_early_action(self, node: PlaceNode) -> None:
+        """A key that came before the headers were read counts once they are."""
+        if self._early_action is not None and self._early_action[1] == node.key:
+            self.call_later(self.action_do, self._early_action[0])
+            self._early_action = None
 
     def checkpoint_at(self, node: PlaceNode | None) -> PlaceNode | None:
         """The checkpoint that a row means: itself, or the only one of a folder."""
@@ -94,6 +111,7 @@ class Opener(CheckpointActions):
             if self._shown_path != node.key or self.detail.opened is not self.kept[node.key]:
                 self._shown_path = node.key
                 self.detail.show(self.kept[node.key])
+                self._do_early_action(node)
         elif self._shown_path != node.key:
             self._shown_path = node.key
             self.detail.explain(lambda width: wrap("Reading its headers.", width, "dim"), node.value.name)
