@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -46,3 +47,15 @@ def test_an_output_that_exists_and_a_missing_place_are_told_apart(shards: Path, 
 def test_a_kind_that_is_not_written_again_is_refused_by_name() -> None:
     done = shardyard("shrink", fixture_root() / "files" / "a3_torchscript" / "scripted.pt", "--dry-run")
     assert done.returncode == 3 and "TorchScript" in last_line(done)
+
+
+@pytest.mark.parametrize(("place", "read"), [("-o", 1), ("--in-place", 3)])
+def test_the_plan_says_where_to_and_how_much_is_read(shards: Path, tmp_path: Path, place: str, read: int) -> None:
+    small = tmp_path / "small"
+    target = [place, small] if place == "-o" else [place]
+    plan = next(json.loads(line) for line in shardyard("shrink", shards, *target, "--dry-run", "--json").stdout.splitlines())
+    payload = sum(entry["after"] for entry in plan["files"])
+    # Without the pickles and what a zip has around its records.
+    assert 0.5 * payload < plan["bytes_read"] / read < payload + 2000
+    (told,) = (line for line in shardyard("shrink", shards, *target, "--dry-run").stdout.splitlines() if line.startswith("to "))
+    assert told.split(maxsplit=1)[1] == f"{small if place == '-o' else 'where they are'} (3 weight files)"

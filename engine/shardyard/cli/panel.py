@@ -123,7 +123,9 @@ def _target(plan: Mapping[str, Any]) -> str:
     files = plan.get("files", ())
     weights = [f for f in files if f.get("tensors")]
     count = f"{len(weights)} weight file{'s' if len(weights) != 1 else ''}" if weights else ""
-    return printable(f"{plan.get('out') or ''}" + (f" ({count}, {plan.get('format', '')})" if count else ""))
+    where = str(plan.get("out") or ("where they are" if plan.get("in_place") else ""))
+    told = ", ".join(str(part) for part in (count, plan.get("format")) if part) if count else ""
+    return printable(f"{where} ({told})" if told else where)
 
 
 def _writes(plan: Mapping[str, Any]) -> str:

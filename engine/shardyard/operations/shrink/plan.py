@@ -123,7 +123,8 @@ class ShrinkPlan:
             "before": self.before,
             "after": self.after,
             "saved": self.before - self.after,
-            "bytes_read": 3 * working + copied,
+            # In place, both files are read once more to compare them.
+            "bytes_read": (3 if self.in_place else 1) * working + copied,
             "bytes_written": sum(f.after for f in shrunk) + copied,
             "memory": MEMORY,
             "disk": {"needed": self.needed, "free": room.room, "path": printable(str(room.folder))},
