@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import NoRoomError, OutputExistsError, UsageError
+from shardyard.errors import NoRoomError, OutputExistsError, ShardyardError, UsageError
+from shardyard.files import FileHandles
+from shardyard.formats.sniff import Content, sniff_file
 from shardyard.text import printable
 
 MARKER = ".shardyard.json"
@@ -76,6 +78,8 @@ def check_free(place: Place, *, overwrite: bool, sources: list[str]) -> None:
         real = os.path.realpath(out)
         if any(os.path.realpath(s) == real or os.path.realpath(s).startswith(real + os.sep) for s in sources):
             raise UsageError(f"{printable(str(out))} holds what is to be read; choose another output.", path=str(out))
+        if place.single and any(real.startswith(os.path.realpath(s) + os.sep) for s in sources):
+            raise UsageError(f"{printable(str(out))} lies in what is to be read; choose another output.", path=str(out))
         if os.path.ismount(out):
             raise UsageError(f"{printable(str(out))} is a mount point; choose a folder in it.", path=str(out))
     folder = place.out.parent
@@ -99,6 +103,8 @@ def check_existing(place: Place, out: Path, *, overwrite: bool) -> None:
             raise OutputExistsError(f"{shown} is a folder; give a file in it, or another name.", path=str(out))
         if not overwrite:
             raise OutputExistsError(f"{shown} is there already; choose another name or add --overwrite.", path=str(out))
+        if not _is_weights(out):
+            raise OutputExistsError(f"{shown} holds no weights that this program wrote; choose another name.", path=str(out))
         return
     if not out.is_dir():
         raise OutputExistsError(f"{shown} is a file; choose a folder that is missing or empty.", path=str(out))
@@ -115,6 +121,15 @@ def check_existing(place: Place, out: Path, *, overwrite: bool) -> None:
             f"{shown} holds files that this program did not write, such as {printable(others[0], 80)}; choose another folder.",
             path=str(out),
         )
+
+
+def _is_weights(path: Path) -> bool:
+    """Whether a file is of a container that this program writes; one file has no marker that tells more."""
+    try:
+        with FileHandles() as handles:
+            return sniff_file(handles, str(path)).content in (Content.SAFETENSORS, Content.ZIP)
+    except ShardyardError:
+        return False
 
 
 def written_files(folder: Path) -> set[str] | None:

@@ -527,6 +527,23 @@ def test_a_source_is_never_replaced(source: Path, tmp_path: Path) -> None:
         run(tmp_path / "first", tmp_path / "first", overwrite=True)
     with pytest.raises(UsageError, match="holds what is to be read"):
         run(source / "model.safetensors", source / "model.safetensors", overwrite=True)
+    run(source, tmp_path / "sharded", max_shard_size=600)
+    beside = tmp_path / "sharded" / "scheduler.pt"
+    beside.write_bytes(b"PK\x03\x04 the training's own")
+    with pytest.raises(UsageError, match="lies in what is to be read"):
+        run(tmp_path / "sharded", beside, overwrite=True)
+    assert beside.read_bytes().endswith(b"own")
+
+
+def test_a_file_that_holds_no_weights_is_never_replaced(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "merged.safetensors"
+    out.write_text("a diary")
+    with pytest.raises(OutputExistsError, match="no weights"):
+        run(source, out, overwrite=True)
+    assert out.read_text() == "a diary"
+    out.unlink()
+    run(source, out)
+    run(source, out, overwrite=True)
 
 
 def test_a_crash_between_the_renames_of_an_overwrite_is_healed(source: Path, tmp_path: Path) -> None:

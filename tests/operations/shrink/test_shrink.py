@@ -319,3 +319,13 @@ def test_a_few_unused_bytes_are_no_reason_to_write_a_file_again(tmp_path: Path) 
     torch.save({"a": torch.zeros(1000)[3:990], "b": torch.zeros(5)}, path)
     result = run(plan_shrink([path], in_place=True))
     assert result["files"][0]["why"].startswith("only 52 bytes of it are unused")
+
+
+def test_a_tensor_without_elements_moves_with_its_neighbours(tmp_path: Path) -> None:
+    flat = torch.randn(100_000)
+    torch.save({"a": flat[10:20], "empty": flat[0:0], "strided": flat[50:90:2], "late": flat[7:7]}, tmp_path / "model.pt")
+    before = torch.load(tmp_path / "model.pt")
+    result = shrink(plan_shrink([tmp_path / "model.pt"], in_place=True), Context())
+    assert result["saved"] > 390_000
+    after = torch.load(tmp_path / "model.pt")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

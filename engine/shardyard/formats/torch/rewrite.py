@@ -129,16 +129,21 @@ def _cut(file: TorchFile, key: str, tensors: list[TensorCall]) -> bool:
     clusters = [_Piece(c, [t for v in c.views for t in holders[id(v)]], record.nbytes) for c in clusters_of(views.values())]
     if sum(c.nbytes for c in clusters) >= record.nbytes:
         return False
+    new = None
     for piece in clusters:
         if piece.split:
             for view in piece.cluster.views:
-                _gather(record, view, holders[id(view)])
+                new = _gather(record, view, holders[id(view)])
         else:
             new = NewStorage(_run(record, piece.start, piece.end - piece.start))
             for view in piece.cluster.views:
                 for tensor in holders[id(view)]:
                     tensor.move(Moved(tensor.storage, new), (view.offset - piece.start) // view.itemsize, tensor.value.strides)
-    _place_empty([t for v in views.values() if v.end == v.offset for t in holders[id(v)]], record, tensors)
+    # Tensors without elements go with any neighbour, or into a storage without bytes.
+    neighbour = new or NewStorage(_run(record, 0, 0))
+    for view in views.values():
+        for tensor in holders[id(view)] if view.end == view.offset else ():
+            tensor.move(Moved(tensor.storage, neighbour), 0, tensor.value.strides)
     return True
 
 
@@ -168,7 +173,7 @@ class _Piece:
         return self.cluster.distinct if self.split else self.end - self.start
 
 
-def _gather(record: Record, view: View, tensors: list[TensorCall]) -> None:
+def _gather(record: Record, view: View, tensors: list[TensorCall]) -> NewStorage:
     """A storage of its own for one view, its values in row-major order."""
     dtype = tensors[0].value.dtype
     packed = row_major(view.shape, view.itemsize)
@@ -181,16 +186,7 @@ def _gather(record: Record, view: View, tensors: list[TensorCall]) -> None:
         strides = row_major(view.shape, 1)
     for tensor in tensors:
         tensor.move(Moved(tensor.storage, new), 0, strides)
-
-
-def _place_empty(empty: list[TensorCall], record: Record, others: list[TensorCall]) -> None:
-    """Tensors without elements go with any neighbour, or into a storage without bytes."""
-    if not empty:
-        return
-    moved = (t.arguments[0] for t in others)
-    new = next((m.storage for m in moved if isinstance(m, Moved)), None) or NewStorage(_run(record, 0, 0))
-    for tensor in empty:
-        tensor.move(Moved(tensor.storage, new), 0, tensor.value.strides)
+    return new
 
 
 def _write(plan: Rewrite, whole: dict[str, NewStorage]) -> None:
