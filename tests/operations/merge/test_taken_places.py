@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from safetensors.numpy import save_file
 
 import shardyard
 from shardyard.errors import OutputExistsError, UsageError
+from shardyard.operations.merge import staging
+from shardyard.operations.merge.options import MergeOptions
+from shardyard.operations.merge.planning import plan_merge
 
 
 @pytest.fixture
@@ -47,3 +51,27 @@ def test_a_file_that_came_meanwhile_stays(source: Path, tmp_path: Path) -> None:
 def test_no_output_is_called_like_what_healing_removes(source: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="choose another name"):
         shardyard.merge(source, out=tmp_path / name)
+
+
+def test_of_two_plans_that_begin_at_once_only_one_gets_the_staging_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (
+        plan_merge([source], tmp_path / "out", MergeOptions.parse({"format": kind})) for kind in ("safetensors", "torch")
+    )
+    seen = staging._read_json
+    looked: list[Path] = []
+
+    def both_see_nothing(path: Path) -> dict[str, Any] | None:
+        if path.parent.exists() and not looked:
+            looked.append(path)
+            staging.prepare(second)
+            return None
+        return seen(path)
+
+    monkeypatch.setattr(staging, "_read_json", both_see_nothing)
+    with pytest.raises(OutputExistsError, match="unfinished merge"):
+        staging.prepare(first)
+    assert {p.name for p in first.place.files.iterdir()} == {f.name for f in second.files}
+    assert seen(first.place.staging / staging.PLAN)["hash"] == second.hash
+    assert not list(first.place.staging.glob("*.first"))

@@ -68,13 +68,33 @@ def _claim(plan: Plan) -> None:
     found = _read_json(path)
     if found is None:
         row = {"hash": plan.hash, "settings": settings(plan.options), "sources": plan.sources, "format": plan.summary["format"]}
-        write_whole(path, json.dumps(row).encode())
-    elif found.get("hash") != plan.hash:
+        _write_first(path, json.dumps(row).encode())
+        found = _read_json(path)
+    if found is not None and found.get("hash") != plan.hash:
         raise OutputExistsError(
             f"{printable(str(plan.place.staging))} holds an unfinished merge with {_difference(plan, found)}; "
             "finish that one, or delete the folder (shardyard jobs clean).",
             path=str(plan.place.staging),
         )
+
+
+def _write_first(path: Path, data: bytes) -> None:
+    """Write a file unless another process has written it in this very moment; one that cannot be read is replaced."""
+    if path.exists():
+        if _read_json(path) is None:
+            write_whole(path, data)
+        return
+    mine = path.with_name(f"{path.name}.{os.getpid()}.first")
+    write_whole(mine, data)
+    try:
+        os.link(mine, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        # A file system without links.
+        os.rename(mine, path)
+    finally:
+        mine.unlink(missing_ok=True)
 
 
 def _difference(plan: Plan, found: dict[str, Any]) -> str:
