@@ -267,7 +267,8 @@ class FakeEngine:
         return source + {"merge": "-merged", "export": "-exported", "shrink": "-small"}[verb]
 
     async def doctor(self) -> Document:
-        return {"shardyard": "0.1.0", "python": "3.11.7", "terminal": {"term": "xterm-256color"}}
+        terminal = {"term": "xterm-256color", "size": [200, 50]}
+        return {"shardyard": "0.1.0", "python": "3.11.7", "terminal": terminal, "limits": {"available": 14 * GIB}}
 
     # Jobs
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardyard_tui.facts import EngineError, Opened
+from shardyard_tui.widgets.panel import fit
 from support.fake_engine import ROOT, FakeEngine, checkpoints, finding
 from support.pilot import running
 
@@ -191,6 +192,19 @@ async def test_values_that_were_read_in_a_job_join_the_findings() -> None:
         await it.look_at_jobs()
         await it.press("h")
         assert "lm_head.weight holds 3 NaN." in it.text
+
+
+async def test_values_are_read_of_all_that_is_marked_wherever_the_cursor_is() -> None:
+    async with running() as it:
+        await it.press("j", "space", "space", "G", "V")
+        assert [(r.verb, r.sources) for r in it.engine.started] == [("inspect-deep", (ZERO3,)), ("inspect-deep", (HF,))]
+        assert it.said == "Reading all the data of 2. What is found joins the health (h); J follows it."
+
+
+def test_a_folder_cut_short_keeps_the_step_that_tells_it_from_the_next() -> None:
+    assert fit("    ▸ checkpoint-2000/", 20, cut="tree") == "    ▸ checkp…t-2000/"
+    assert fit("  notes-*.txt  (5,000)", 20, cut="tree") == "  notes-*.t… (5,000)"
+    assert fit("    optimizer.safetensors", 20, cut="tree") == "    optimizer.safet…"
 
 
 async def test_a_terminal_that_is_too_small_says_so() -> None:

@@ -256,6 +256,41 @@ async def test_a_plan_that_starts_behind_another_screen_leaves_that_one_in_front
         assert it.page.NAME == "Checkpoints"
 
 
+async def test_esc_while_a_job_is_being_started_leaves_the_plan_and_the_start_is_still_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine()
+    may_go_on = asyncio.Event()
+    start = engine.start
+
+    async def slow(request: JobRequest) -> str:
+        await may_go_on.wait()
+        return await start(request)
+
+    monkeypatch.setattr(engine, "start", slow)
+    async with running(engine) as it:
+        await it.press("j", "space", "space", "m")
+        for key in ("enter", "escape"):
+            await it.pilot.press(key)
+        await it.pilot.pause()
+        assert it.page.NAME == "Checkpoints"
+        may_go_on.set()
+        await it.settle()
+        assert len(engine.started) == 1
+        assert it.said.startswith("Started: merge checkpoint-200.")
+        assert it.page.NAME == "Checkpoints"
+
+
+def test_the_disk_that_is_written_to_keeps_the_end_of_its_path() -> None:
+    plan = {"disk": {"path": "/scratch/" + "deep/" * 30 + "runs", "free": 2**30, "needed": 2**20}}
+    request = JobRequest("merge", ("/in",), "/out", {})
+    lines = ["".join(text for text, _ in line) for line in plan_lines(plan, request, 70)]
+    disk = next(line for line in lines if line.startswith("Disk"))
+    assert disk.endswith("deep/runs")
+    assert "in …" in disk
+    assert len(disk) <= 70
+
+
 def test_a_shrink_shows_what_each_file_gives_back() -> None:
     shown = {
         "files": [

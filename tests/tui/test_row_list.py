@@ -118,11 +118,21 @@ async def test_marks_survive_filter_and_order_and_hidden_ones_are_counted(shown:
     assert widget.chosen == [widget.current]
 
 
+async def test_the_cursor_stays_on_its_row_when_the_filter_goes(shown: tuple[RowList[Any], Any]) -> None:
+    widget, pilot = shown
+    widget.set_filter("/^row 4/")
+    await pilot.press("j", "j")
+    row = widget.current
+    widget.set_filter("")
+    assert widget.current == row
+    assert widget.cursor > 2
+
+
 async def test_a_range_and_all_that_is_shown_can_be_marked(shown: tuple[RowList[Any], Any]) -> None:
     widget, pilot = shown
     await pilot.press("v", "j", "j", "v")
     assert widget.marked == {0, 1, 2}
-    assert pilot.app.messages == ["Move, then v again marks the range."]
+    assert pilot.app.messages == ["Move, then v again marks the range.", "3 marked."]
     widget.set_filter("/^row 4/")
     await pilot.press("asterisk")
     assert widget.marked == {0, 1, 2, 4, *range(40, 50)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -307,8 +308,10 @@ async def test_doctor_shows_what_a_report_needs(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(it.app, "copy_to_clipboard", copied.append)
         await it.press("D")
         assert "xterm-256color" in it.words
-        assert "80x24" in it.words
+        assert "80, 24" in it.words  # the app's terminal, not that of the process that was asked
+        assert "available 14.0 GiB" in it.words
         await it.press("y")
+        assert json.loads(copied[0])["terminal"]["size"] == [80, 24]
         assert '"python": "3.11.7"' in copied[0]
 
 

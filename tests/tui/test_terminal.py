@@ -84,7 +84,7 @@ def test_every_screen_comes_up_by_its_keys_and_esc_leads_back() -> None:
 def test_a_key_in_half_a_million_rows_costs_few_bytes(size: tuple[int, int], colours: str) -> None:
     with started("--rows", "500000", columns=size[0], rows=size[1], COLORTERM=colours) as terminal:
         terminal.send("i")
-        terminal.read_until(b"500 000")
+        terminal.read_until(b"500,000")
         terminal.read(quiet=0.3)
         for key in ("j", "j", "k"):
             sent, _ = terminal.press(key)

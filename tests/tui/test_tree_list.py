@@ -85,6 +85,15 @@ async def test_a_match_in_a_closed_folder_is_shown_with_the_way_to_it(shown: tup
     assert keys(tree) == ["a", "b"]
 
 
+async def test_the_match_under_the_cursor_stays_in_sight_when_the_filter_goes(shown: tuple[TreeList[int], Any]) -> None:
+    tree, pilot = shown
+    tree.set_filter("b/10/leaf")
+    await pilot.press("G")
+    tree.set_filter("")
+    assert keys(tree) == ["a", "b", "b/2", "b/10", "b/10/leaf", "b/1"]
+    assert tree.current is not None and tree.current.key == "b/10/leaf"
+
+
 async def test_siblings_are_sorted_within_their_folder(shown: tuple[TreeList[int], Any]) -> None:
     tree, pilot = shown
     await pilot.press("l")

@@ -33,7 +33,7 @@ def test_counts_are_shortened_by_thousands(number: float, text: str) -> None:
 
 
 def test_counts_are_grouped_by_thousands() -> None:
-    assert units.count(31_077) == "31 077"
+    assert units.count(31_077) == "31,077"
     assert units.plural(1, "file") == "1 file"
     assert units.plural(2, "copy", "copies") == "2 copies"
 

@@ -12,7 +12,7 @@ from shardyard_tui.facts import Document, JobRequest
 from shardyard_tui.glyphs import ARROW, OK
 from shardyard_tui.glyphs import WARNING as CAUTION
 from shardyard_tui.summary import SEVERITIES
-from shardyard_tui.widgets.panel import Line, Span
+from shardyard_tui.widgets.panel import Line, Span, fit
 from shardyard_tui.widgets.sheet import fact, wrap
 
 DEFAULTS: Mapping[str, str] = {
@@ -135,10 +135,9 @@ def _disk(plan: Document, width: int) -> list[Line]:
     disk = plan.get("disk") or {}
     needed, free = int(disk.get("needed") or 0), int(disk.get("free") or 0)
     good = free > needed
-    text = f"free {units.size(free)} in {disk.get('path', '')}"
-    return [
-        [("Disk      ", "dim"), (f"{units.size(needed):>10}   ", "strong"), *_good(good), (text[: max(0, width - 26)], "dim")]
-    ]
+    text = f"free {units.size(free)} in "
+    text += fit(str(disk.get("path", "")), max(0, width - 26 - len(text)), cut="left").rstrip()
+    return [[("Disk      ", "dim"), (f"{units.size(needed):>10}   ", "strong"), *_good(good), (text, "dim")]]
 
 
 def _memory(plan: Document, width: int) -> list[Line]:

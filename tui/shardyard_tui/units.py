@@ -18,8 +18,8 @@ def size(nbytes: float) -> str:
 
 
 def count(number: int) -> str:
-    """`31 077`: digits in groups of three."""
-    return f"{number:,}".replace(",", " ")
+    """`31,077`: digits in groups of three, as in the sentences of findings."""
+    return f"{number:,}"
 
 
 def short_count(number: float) -> str:

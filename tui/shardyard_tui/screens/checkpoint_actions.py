@@ -9,7 +9,8 @@ from textual import work
 from shardyard_tui.facts import Intent, JobRequest, Opened
 from shardyard_tui.screens.page import Page
 
-ACTS = ("health", "look", "verify", "stats", "tab-2", "tab-3", "tab-4")
+ACTS = ("health", "look", "stats", "tab-2", "tab-3", "tab-4")
+"""What opens a screen: on the one at hand, whatever is marked."""
 WRITES = ("merge", "merge-now", "export", "shrink")
 NO_CHECKPOINT = "put the cursor on a checkpoint."
 NOT_READ = "its headers are not read yet."
@@ -35,7 +36,7 @@ class CheckpointActions(Page):
     def refusal(self, action: str) -> str:
         if action in WRITES:
             return "the app was started with --read-only." if self.home.read_only else self._why_not_written(action)
-        if action == "compare":
+        if action in ("compare", "verify"):
             return "" if self.targets() else NO_CHECKPOINT
         if action in ACTS and self.target_at_hand() is None:
             return NO_CHECKPOINT if not self.targets() else NOT_READ
@@ -141,9 +142,13 @@ class CheckpointActions(Page):
 
     @work
     async def verify_in_job(self) -> None:
-        """Read all the data of the one at hand; what is found joins its findings."""
-        if await self.home.start_job(JobRequest("inspect-deep", (self._opened().path,))) is not None:
-            self.say("Reading all its data. What is found joins its health (h); J follows it.")
+        """Read all the data of what is meant, a job for each; what is found joins its findings."""
+        targets = self.targets()
+        for path in targets:
+            if await self.home.start_job(JobRequest("inspect-deep", (path,))) is None:
+                return
+        of = "its data" if len(targets) == 1 else f"the data of {len(targets)}"
+        self.say(f"Reading all {of}. What is found joins the health (h); J follows it.")
 
 
 def why_not(verb: str, opened: Opened) -> str:

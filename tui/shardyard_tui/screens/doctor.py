@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections.abc import Mapping, Sequence
 
 from textual import work
 from textual.app import ComposeResult
 
+from shardyard_tui import units
 from shardyard_tui.facts import Document, EngineError
 from shardyard_tui.screens.page import Page
 from shardyard_tui.widgets.panel import Line
 from shardyard_tui.widgets.sheet import Sheet, fact, wrap
+
+_BYTES = frozenset(
+    {
+        *("anon", "working_set", "limit", "available", "machine_available", "usage", "free", "total"),
+        *("address space", "data size", "file size"),
+    }
+)
+"""Readings that are amounts of bytes."""
 
 
 class Doctor(Page):
@@ -48,15 +57,24 @@ class Doctor(Page):
             problem = error.message
             sheet.write(lambda width: wrap(problem, width, "error"))
             return
+        self.found.pop("schema", None)
+        # Whoever answered is a process without a terminal: what is known here counts.
+        self.found["terminal"] = {**self.found.get("terminal", {}), **self._terminal()}
         sheet.write(self._lines)
 
+    def _terminal(self) -> dict[str, object]:
+        streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__, "stderr": sys.__stderr__}
+        return {
+            "size": [self.app.size.width, self.app.size.height],
+            "interactive": {name: stream is not None and stream.isatty() for name, stream in streams.items()},
+            "encoding": getattr(sys.__stderr__, "encoding", None),
+            "colours": self.app.console.color_system,
+            "ascii": self.home.ascii,
+            "slow": self.home.slow,
+        }
+
     def _lines(self, width: int) -> list[Line]:
-        size = f"{self.app.size.width}x{self.app.size.height}"
-        screen = {"colours": self.app.console.color_system, "size": size, "ascii": self.home.ascii, "slow": self.home.slow}
-        lines: list[Line] = []
-        for name, value in {**self.found, "screen": screen, "term": os.environ.get("TERM", "")}.items():
-            lines += describe(str(name), value, width)
-        return lines
+        return [line for name, value in self.found.items() for line in describe(str(name), value, width)]
 
     def do_reread(self) -> None:
         self.look()
@@ -81,5 +99,13 @@ def describe(name: str, value: object, width: int, depth: int = 0) -> list[Line]
         for number, inner in enumerate(value, 1):
             lines += describe(str(number), inner, width, depth + 1)
         return lines
-    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else "-" if value is None else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else _text(name, value)
     return fact(label, text, width, indent=26)
+
+
+def _text(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return units.size(value) if name in _BYTES and isinstance(value, int) else str(value)

@@ -15,7 +15,7 @@ from shardyard_tui.widgets.sheet import Sheet, wrap
 
 GROUPS = ("Act", "Look", "Move", "Jobs", "Program")
 TITLES = {
-    "Act": "On the one under the cursor",
+    "Act": "Marked, else under the cursor",
     "Look": "Look",
     "Move": "Move",
     "Jobs": "Jobs",

@@ -42,6 +42,7 @@ _MORE = (
     Choice("lora", "LoRA", ("", "keep", "split", "fold"), shown=("default", "keep", "split", "fold")),
     Choice("select", "Only", note="names, with * and ?"),
     Choice("exclude", "Without", note="names, with * and ?"),
+    Choice("part", "Part", note="such as ema, masters, optimizer; empty: the model"),
     Choice("keep_dtype", "Uncast", note="names that keep their dtype"),
     Choice("like", "Like", note="a base model to take config and names from"),
     Choice("allow_incomplete", "Incomplete", ("no", "yes"), "write what can be rebuilt"),
@@ -212,16 +213,19 @@ class Plan(Page):
             return self.problem or "the plan is not made yet."
         return ""
 
-    @work(group="start")
-    async def do_start(self) -> None:
+    def do_start(self) -> None:
         """Start the job and go back; it is followed from anywhere."""
-        request = self.request
         self.starting = True
+        # The app's worker, not this screen's: Esc meanwhile leaves the screen, and what was started is still told.
+        self.app.run_worker(self._start(self.request), group="start")
+
+    async def _start(self, request: JobRequest) -> None:
         job = await self.home.start_job(request)
         self.starting = False
         if job is not None:
+            gone = not self.is_attached
             self.leave()
-            if self.rest:
+            if self.rest and not gone:
                 self.home.show_plans(self.rest, at_once=self._all_at_once)
             self.home.say(f"Started: {request.verb} {self.name_shown}. It goes on if you quit. J shows it.", "ok")
 

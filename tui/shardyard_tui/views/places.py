@@ -45,9 +45,10 @@ def _style(node: PlaceNode) -> str:
 
 
 COLUMNS: Sequence[Column[PlaceNode]] = (
-    Column("Name", _name, style=_style, sort="n", key=lambda n: units.natural(n.value.name)),
+    Column("Name", _name, style=_style, cut="tree", sort="n", key=lambda n: units.natural(n.value.name)),
     Column("Kind", _short, 7, most=65, style=_short_style, sort="k"),
-    Column("Kind", _kind, 25, least=66, style="dim"),
+    Column("Kind", lambda n: _kind(n).split(",")[0], 19, least=66, most=85, style="dim"),
+    Column("Kind", _kind, 26, least=86, style="dim"),
     Column("State", lambda n: state_span(n.value.state)[0], 12, least=55, style=lambda n: state_span(n.value.state)[1]),
     Column(
         "Size",

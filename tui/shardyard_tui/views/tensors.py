@@ -24,7 +24,7 @@ class TensorRows(RowList[Row]):
         return (
             Column("Name", self._row_name, cut="left", sort="n"),
             Column("Dtype", lambda r: self._fact(r, "dtype"), 9, least=46, style="dim", sort="d"),
-            Column("Shape", self._shape, 15, least=60, style="dim", cut="left"),
+            Column("Shape", self._shape, 13, least=60, style="dim", cut="left"),
             Column("Params", lambda r: units.short_count(self._number(r, "parameters")), 8, right=True, least=104, style="dim"),
             Column(
                 "Size",

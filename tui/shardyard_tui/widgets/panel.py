@@ -35,7 +35,10 @@ def width_of(text: str) -> int:
 
 
 def fit(text: str, width: int, *, right: bool = False, cut: str = "right") -> str:
-    """The text in exactly `width` cells: padded, or cut at its `right`, `left` or `middle` with an ellipsis."""
+    """The text in exactly `width` cells: padded, or cut at its `right`, `left` or `middle` with an ellipsis.
+
+    In a `tree` folders and groups keep their end: the step that tells one from the next, how many there are.
+    """
     if not text.isprintable():
         text = printable(text)
     have = width_of(text)
@@ -47,6 +50,9 @@ def fit(text: str, width: int, *, right: bool = False, cut: str = "right") -> st
         return set_cell_size(text, width - 1) + ELLIPSIS
     if cut == "left":
         return ELLIPSIS + text[have - width + 1 :]
+    if cut == "tree" and text.endswith(("/", ")")):
+        tail = (width - 1) * 2 // 5
+        return text[: width - 1 - tail] + ELLIPSIS + text[have - tail :]
     if cut == "middle":
         tail = (width - 1) * 2 // 3
         return _around_rank(text, width) or text[: width - 1 - tail] + ELLIPSIS + text[have - tail :]

@@ -135,6 +135,7 @@ class RowList(Scroller, Generic[T]):
         if not keep:
             self.cursor = self.top = 0
             self.marked = set()
+            self.shown = range(0)
             self._range_from = None
             self.filter = parse("")
         if self.filter.empty and self.sorted_by is None:
@@ -186,7 +187,9 @@ class RowList(Scroller, Generic[T]):
     def _show(self, positions: Sequence[int]) -> None:
         at = self.shown[self.cursor] if self.cursor < len(self.shown) else None
         self.shown = positions
-        if at is not None and len(positions) < len(self.all):
+        if at is not None and positions == range(len(self.all)):
+            self.cursor = at
+        elif at is not None and len(positions) < len(self.all):
             self.cursor = next((n for n, i in enumerate(positions[:100_000]) if i == at), 0)
         self.clamp()
         self.moved()
@@ -283,6 +286,7 @@ class RowList(Scroller, Generic[T]):
         low, high = sorted((min(self._range_from, self.count - 1), self.cursor))
         self._range_from = None
         self._mark_more(self.shown[low : high + 1])
+        self.home.say(f"{units.count(len(self.marked))} marked.")
 
     def mark_all(self) -> None:
         """Mark all rows that are shown."""

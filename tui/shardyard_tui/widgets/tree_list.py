@@ -121,6 +121,13 @@ class TreeList(RowList[Node[V]], Generic[V]):
     def rearrange(self) -> None:
         self.lay_out()
 
+    def set_filter(self, text: str) -> None:
+        """Show the nodes that match; with no filter any more, the cursor's node stays in sight."""
+        node = self.current.parent if self.current is not None and not text.strip() and not self.filter.empty else None
+        while node is not None:
+            node.is_open, node = True, node.parent
+        super().set_filter(text)
+
     def matching(self, wanted: Filter, among: Iterable[int]) -> Sequence[int]:
         if wanted.empty:
             return among if isinstance(among, range) else list(among)
