@@ -195,12 +195,17 @@ class FakeEngine:
         """What a plan answers instead of a plan."""
         self.hold: asyncio.Event | None = None
         """A search waits for it after its first checkpoint."""
+        self.unread: dict[str, str] = {}
+        """Folders that a search cannot look at, and why."""
         self.closed = False
         self.slurm = False
         self.stamps: dict[str, float] = {}
 
     async def scan(self, folder: str) -> AsyncIterator[Found | Scanning]:
         self.asked.append(f"scan {folder}")
+        for path, problem in self.unread.items():
+            if path.startswith(folder):
+                yield Scanning(1, path, problem, path)
         for number, (path, opened) in enumerate(self.found.items()):
             if not path.startswith(folder):
                 continue

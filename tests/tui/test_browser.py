@@ -108,6 +108,22 @@ async def test_a_folder_that_cannot_be_listed_says_why() -> None:
         assert "permission denied" in it.words
 
 
+async def test_a_folder_that_cannot_be_looked_at_has_a_row_that_says_why() -> None:
+    engine = FakeEngine()
+    engine.unread = {f"{ROOT}/private": "private cannot be listed: Permission denied."}
+    async with running(engine) as it:
+        assert "5 checkpoints, 1 folder not read" in it.text
+        await it.press("slash", *"private", "enter")
+        assert it.page.browse.current.key == f"{ROOT}/private"
+        assert "private cannot be listed: Permission denied. R looks again." in it.words
+        await it.press("full_stop", "full_stop")
+        assert it.page.places.at(f"{ROOT}/private") is not None
+    async with running(engine) as it:
+        it.app.show_disk(ROOT)
+        await it.settle()
+        assert "Not counted private cannot be listed: Permission denied." in it.words
+
+
 async def test_a_checkpoint_opens_to_its_files_and_dot_shows_the_rest() -> None:
     async with running(size=(100, 30)) as it:
         await it.press("j", "l")
@@ -203,7 +219,7 @@ async def test_values_are_read_of_all_that_is_marked_wherever_the_cursor_is() ->
 
 def test_a_folder_cut_short_keeps_the_step_that_tells_it_from_the_next() -> None:
     assert fit("    ▸ checkpoint-2000/", 20, cut="tree") == "    ▸ checkp…t-2000/"
-    assert fit("  notes-*.txt  (5,000)", 20, cut="tree") == "  notes-*.t… (5,000)"
+    assert fit("  notes-*.txt  (5,000)", 20, cut="tree") == "  notes-*.tx…(5,000)"
     assert fit("    optimizer.safetensors", 20, cut="tree") == "    optimizer.safet…"
 
 

@@ -18,6 +18,7 @@ from shardyard.jobs.folder import Spec, State
 from shardyard_tui.engine import RealEngine
 from shardyard_tui.facts import EngineError, Found, JobRequest, Scanning
 from shardyard_tui.job_book import JobBook
+from shardyard_tui.reader import Reader
 from support.checkpoints import cases
 
 
@@ -204,3 +205,19 @@ async def test_links_fifos_and_odd_names_are_listed_safely(engine: RealEngine, t
     assert {e.name for e in listing.entries} == {"fifo", "dangling", "bad\x1b[31m"}
     items = [item async for item in engine.scan(str(tmp_path))]
     assert not [i for i in items if isinstance(i, Found)]
+
+
+def test_a_search_tells_what_it_could_not_look_at(zero3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = zero3.parent / "locked"
+    locked.mkdir()
+    list_folder = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if os.fspath(path) == str(locked):
+            raise PermissionError(13, "Permission denied")
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    told = [item for item in Reader().scan(str(zero3.parent)) if isinstance(item, Scanning) and item.problem]
+    assert [item.unread for item in told] == [str(locked)]
+    assert "Permission denied" in told[0].problem

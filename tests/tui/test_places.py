@@ -99,3 +99,13 @@ def test_five_thousand_saves_in_one_folder_are_added_quickly() -> None:
         places.add(found(f"/r/checkpoint-{n}"), opened=False)
     assert time.process_time() - began < 3
     assert [c.value.name for c in places.root.children[:3]] == ["checkpoint-0", "checkpoint-1", "checkpoint-2"]
+
+
+def test_a_checkpoint_in_a_folder_that_was_read_in_part_can_be_opened() -> None:
+    places = Places("/runs")
+    node = places.add(found("/runs/a"), opened=True)
+    places.add_unread("/runs/a", "a was listed in part.")
+    places.add_unread("/runs/b", "b cannot be listed.")
+    assert not node.value.problem
+    assert places.unread == 1
+    assert [child.value.state for child in places.root.children] == ["", "unreadable"]

@@ -46,6 +46,9 @@ class Scanning:
 
     folders: int
     where: str
+    problem: str = ""
+    """Why what lies at `unread` could not be looked at."""
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class Places:
     root: PlaceNode = field(init=False)
     by_path: dict[str, PlaceNode] = field(default_factory=dict)
     checkpoints: int = 0
+    unread: int = 0
+    """Folders that could not be looked at."""
     itself: PlaceNode | None = None
     """The root's own row, where the root is a checkpoint."""
 
@@ -79,6 +81,15 @@ class Places:
         place.found, place.nbytes, place.mtime = found, found.nbytes, found.mtime
         node.can_open = found.is_folder or bool(node.children)
         return node
+
+    def add_unread(self, path: str, problem: str) -> None:
+        """A folder that could not be looked at, and why; where a checkpoint was found all the same, opening it tells more."""
+        node = self.at(path) or self._folder(path, opened=True)
+        if node.value.found is not None:
+            return
+        self.unread += node is not self.root
+        node.value.problem = problem
+        node.can_open = bool(node.children)
 
     def _new(self, found: Found, folder: PlaceNode | None, opened: bool) -> PlaceNode:
         """The row of a checkpoint that was not known; `folder`: the row it had as a mere folder."""
@@ -154,8 +165,8 @@ class Places:
 
 
 def leads_somewhere(node: PlaceNode) -> bool:
-    """Whether it is a checkpoint or a folder above one."""
-    return node.value.kind == "checkpoint" or any(leads_somewhere(child) for child in node.children)
+    """Whether it is a checkpoint or a folder above one, or one that could not be looked at."""
+    return node.value.kind == "checkpoint" or bool(node.value.problem) or any(leads_somewhere(child) for child in node.children)
 
 
 def _order(node: PlaceNode) -> tuple[int, object]:

@@ -70,6 +70,9 @@ class Reader:
         for count, visit in enumerate(walk(Folder(folder), None, self.alone), 1):
             for candidate in visit.look.candidates:
                 yield _found(candidate)
+            for problem in (*visit.problems, *visit.look.problems):
+                where = str(visit.look.folder.path)
+                yield Scanning(count, printable(where), printable(problem), where)
             if time.monotonic() - told > TELL_S:
                 told = time.monotonic()
                 yield Scanning(count, printable(str(visit.look.folder.path)))

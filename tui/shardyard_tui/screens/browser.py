@@ -13,7 +13,7 @@ from textual.containers import Horizontal
 
 from shardyard.text import printable
 from shardyard_tui import units
-from shardyard_tui.facts import EngineError, Found, JobView, Opened, Scanning
+from shardyard_tui.facts import EngineError, Found, JobView, Opened
 from shardyard_tui.places import Place, PlaceNode, Places
 from shardyard_tui.screens.opener import Opener
 from shardyard_tui.views.about import nothing_found
@@ -97,7 +97,9 @@ class Browser(Opener):
             async for item in self.home.engine.scan(self.places.root_path):
                 if isinstance(item, Found):
                     self.places.add(item, opened=len(self.browse.all) < OPEN_ROWS)
-                elif isinstance(item, Scanning):
+                elif item.problem:
+                    self.places.add_unread(item.unread, item.problem)
+                else:
                     self.scanning = f"looking: {units.plural(item.folders, 'folder')}"
             self.browse.empty = "Nothing here."
         except EngineError as error:
@@ -149,10 +151,12 @@ class Browser(Opener):
 
     def _title(self) -> None:
         found = units.plural(self.places.checkpoints, "checkpoint")
+        if self.places.unread:
+            found += f", {units.plural(self.places.unread, 'folder')} not read"
         if self.scanning:
             self.browse.title = f"{found}, {self.scanning} (Esc stops)"
         else:
-            self.browse.title = found if self.places.checkpoints else "Files"
+            self.browse.title = found if self.places.checkpoints or self.places.unread else "Files"
 
     # The tree
 

@@ -60,6 +60,8 @@ class Disk(CheckpointActions):
         super().__init__()
         self.folder = folder
         self.shares: dict[str, Share] = {}
+        self.unread: list[str] = []
+        """Why folders could not be looked at."""
         self.looking = ""
 
     def body(self) -> ComposeResult:
@@ -104,6 +106,7 @@ class Disk(CheckpointActions):
         """Find, then open one after the other; Esc stops with what there is."""
         self.looking = "looking for checkpoints"
         self.shares = {}
+        self.unread = []
         self.show()
         try:
             async for item in self.home.engine.scan(self.folder):
@@ -112,6 +115,8 @@ class Disk(CheckpointActions):
                     name = printable(below if below != "." else os.path.basename(item.path))
                     run = os.path.dirname(item.path)
                     self.shares[item.path] = Share(name, item.path, item.nbytes, item.kind, run, mtime=item.mtime)
+                elif item.problem:
+                    self.unread.append(item.problem)
             self.show()
             for number, share in enumerate(sorted(self.shares.values(), key=lambda s: -s.nbytes), 1):
                 self.looking = f"reading headers, {number} of {len(self.shares)}"
@@ -166,6 +171,10 @@ class Disk(CheckpointActions):
                 "folders yourself."
             )
             lines += fact("Could go", text, width)
+        for problem in self.unread[:3]:
+            lines += fact("Not counted", problem, width, "warning")
+        if len(self.unread) > 3:
+            lines += fact("", f"and {units.count(len(self.unread) - 3)} more folders", width, "warning")
         if not usage["wasted"] and not older and not self.looking:
             lines += wrap("Nothing here is stored in vain.", width, "ok")
         share = self.rows.current

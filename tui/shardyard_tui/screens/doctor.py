@@ -57,9 +57,8 @@ class Doctor(Page):
             problem = error.message
             sheet.write(lambda width: wrap(problem, width, "error"))
             return
-        self.found.pop("schema", None)
         # Whoever answered is a process without a terminal: what is known here counts.
-        self.found["terminal"] = {**self.found.get("terminal", {}), **self._terminal()}
+        self.found = {**self.found, "terminal": {**self.found.get("terminal", {}), **self._terminal()}}
         sheet.write(self._lines)
 
     def _terminal(self) -> dict[str, object]:
@@ -74,7 +73,7 @@ class Doctor(Page):
         }
 
     def _lines(self, width: int) -> list[Line]:
-        return [line for name, value in self.found.items() for line in describe(str(name), value, width)]
+        return [line for name, value in self.found.items() if name != "schema" for line in describe(str(name), value, width)]
 
     def do_reread(self) -> None:
         self.look()

@@ -156,7 +156,10 @@ class Opener(CheckpointActions):
 
     def _about(self, node: PlaceNode, width: int) -> list[Line]:
         told = about(node, width)
-        return told if self.places.checkpoints or self.scanning else [*nothing_found(self.places.root.value, width), (), *told]
+        root = self.places.root.value
+        if self.places.checkpoints or self.scanning:
+            return told
+        return [*nothing_found(root, width), *([] if root.problem else [(), *told])]
 
     @work(exclusive=True, group="states")
     async def learn_states(self) -> None:

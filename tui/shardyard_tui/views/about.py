@@ -27,7 +27,7 @@ def about(node: PlaceNode, width: int) -> list[Line]:
     """A folder, a file, many files of one kind, a remark."""
     place = node.value
     if place.problem:
-        return wrap(place.problem, width, "error")
+        return [*wrap(place.problem, width, "error"), (), *wrap("R looks again.", width, "dim")]
     if place.kind == "folder":
         below = sum(n.value.found is not None for n in everything_in(node))
         text = f"A folder with {units.plural(below, 'checkpoint')}, {units.size(place.nbytes)} in all."

@@ -29,6 +29,8 @@ def _short(node: PlaceNode) -> str:
     """The kind in a few letters; what cannot be used says so in its place."""
     place = node.value
     if place.state in ("incomplete", "unreadable"):
+        if place.kind == "folder":
+            return "unread"
         return "broken" if place.state == "unreadable" else "partial"
     return short_kind(place.found.kind) if place.found is not None else ""
 
@@ -52,7 +54,7 @@ COLUMNS: Sequence[Column[PlaceNode]] = (
     Column("State", lambda n: state_span(n.value.state)[0], 12, least=55, style=lambda n: state_span(n.value.state)[1]),
     Column(
         "Size",
-        lambda n: units.size(n.value.nbytes) if n.value.nbytes or n.value.kind != "folder" else "",
+        lambda n: units.size(n.value.nbytes) if n.value.nbytes or n.value.kind not in ("folder", "note") else "",
         9,
         right=True,
         style="dim",
