@@ -302,7 +302,8 @@ class FakeEngine:
         )
         view = JobView(number, request.verb, name, "running", request.sources, request.out or "", request.options, NOW)
         self.views.insert(0, view)
-        self.recorded[number] = [{"event": "plan", "time": NOW, **plan(request)}]
+        writes = request.verb in ("merge", "export", "shrink")
+        self.recorded[number] = [{"event": "plan", "time": NOW, **plan(request)}] if writes else []
         return number
 
     async def cancel(self, job: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardyard_tui.facts import EngineError, Opened
+from shardyard_tui.facts import EngineError, Found, Opened
 from shardyard_tui.widgets.panel import fit
 from support.fake_engine import ROOT, FakeEngine, checkpoints, finding
 from support.pilot import running
@@ -221,6 +221,21 @@ def test_a_folder_cut_short_keeps_the_step_that_tells_it_from_the_next() -> None
     assert fit("    ▸ checkpoint-2000/", 20, cut="tree") == "    ▸ checkp…t-2000/"
     assert fit("  notes-*.txt  (5,000)", 20, cut="tree") == "  notes-*.tx…(5,000)"
     assert fit("    optimizer.safetensors", 20, cut="tree") == "    optimizer.safet…"
+
+
+async def test_the_kind_in_short_is_what_was_read_not_what_the_name_made_likely() -> None:
+    found = checkpoints()
+    opened = found[ZERO3]
+    assert isinstance(opened, Opened)
+
+    class Guessing(FakeEngine):
+        async def scan(self, folder: str) -> Any:
+            async for item in super().scan(folder):
+                yield replace(item, kind="deepspeed-zero2") if isinstance(item, Found) else item
+
+    async with running(Guessing({ZERO3: opened})) as it:
+        row = next(line for line in it.rows if "checkpoint-200/" in line)
+        assert "zero3" in row
 
 
 async def test_a_terminal_that_is_too_small_says_so() -> None:

@@ -69,6 +69,20 @@ async def test_a_job_is_followed_with_rates_memory_and_log() -> None:
         assert it.page.NAME == "Jobs"
 
 
+async def test_a_job_that_only_reads_tells_no_rates_it_does_not_have() -> None:
+    async with running() as it:
+        await it.press("j", "V")
+        job = it.engine.views[0].id
+        read = {"event": "progress", "time": 2.0, "read": 50_000, "written": 0, "memory": {"anon": 10}, "done": 1, "total": 1}
+        it.engine.replay(job, [read, {"event": "result", "time": 2.0}])
+        await it.look_at_jobs()
+        await it.press("J", "enter")
+        assert "Read 48.8 KiB" in it.words
+        assert "0 B/s" not in it.words
+        assert "Written" not in it.words
+        assert "the plan said" not in it.words
+
+
 async def test_cancelling_asks_first_and_only_y_does_it() -> None:
     engine, job = await started()
     async with running(engine) as it:

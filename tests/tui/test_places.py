@@ -109,3 +109,13 @@ def test_a_checkpoint_in_a_folder_that_was_read_in_part_can_be_opened() -> None:
     assert not node.value.problem
     assert places.unread == 1
     assert [child.value.state for child in places.root.children] == ["", "unreadable"]
+
+
+def test_folders_hold_what_their_checkpoints_turn_out_to_hold() -> None:
+    places = Places("/runs")
+    node = places.add(found("/runs/a/b", 10), opened=True)
+    places.add(found("/runs/a/c", 5), opened=True)
+    places.resize(node, 30)
+    places.resize(node, 0)
+    assert node.value.nbytes == 30
+    assert node.parent is not None and node.parent.value.nbytes == 35

@@ -269,8 +269,21 @@ async def test_statistics_put_what_is_not_finite_first() -> None:
         it.engine.replay(job, [{"event": "result", "time": 2.0}])
         await it.look_at_jobs()
         assert it.page.rows.current["name"] == "b"
-        assert "1 tensor hold NaN or inf" in it.words or "1 tensor" in it.words
+        assert "1 tensor holds NaN or inf" in it.words
         assert it.page.rows.title == "2 tensors, 1 with NaN or inf"
+
+
+async def test_values_that_are_not_known_are_not_called_finite() -> None:
+    async with running(size=(120, 32)) as it:
+        await it.press("j", "B")
+        job = it.engine.views[0].id
+        known = {"name": "a", "nan": 0, "inf": 0, "mean": 0.5, "zeros": 1, "numel": 4}
+        it.engine.compared[job] = [known, {"name": "b", "numel": 4, "note": "values of Q8_0 are not computed with"}]
+        it.engine.replay(job, [{"event": "result", "time": 2.0}])
+        await it.look_at_jobs()
+        assert "All values of 1 tensor are finite." in it.words
+        assert "Of 1 tensor no values are known; each says why." in it.words
+        assert [line.split()[-2] for line in it.rows if line.startswith(("│ a ", "│ b "))] == ["25.0%", "-"]
 
 
 async def test_a_finished_comparison_opens_from_the_jobs() -> None:

@@ -134,6 +134,12 @@ class Places:
         self.by_path[place.path] = node
         return node
 
+    def resize(self, node: PlaceNode, nbytes: int) -> None:
+        """What a checkpoint holds, now that it was opened; the folders above it hold as much more or less."""
+        if nbytes:
+            self._grow(node.parent, nbytes - node.value.nbytes)
+            node.value.nbytes = nbytes
+
     def _grow(self, node: PlaceNode | None, nbytes: int) -> None:
         while node is not None:
             if node.value.kind == "folder":

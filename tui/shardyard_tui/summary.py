@@ -102,7 +102,8 @@ def next_steps(opened: Opened, width: int, *, read_only: bool) -> list[Line]:
     if read_only:
         return wrap("Read-only: merge, export and shrink are off.", width, "dim")
     if why:
-        lines += wrap("Merge is off until this is mended.", width, "dim")
+        broken = opened.state in ("incomplete", "unreadable")
+        lines += wrap("Merge is off until this is mended." if broken else "Merge is off for this kind.", width, "dim")
     else:
         weights = int(usage.get("masters") or 0) or int(usage.get("weights") or 0)
         lines += _step("m", f"merge into one set of weights, about {units.size(weights)}", width)

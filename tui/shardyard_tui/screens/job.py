@@ -124,10 +124,16 @@ class JobScreen(Page):
         lines: list[Line] = []
         for n, (label, key, total) in enumerate((("Read", "read", "bytes_read"), ("Written", "written", "bytes_written"))):
             value = progress.get(key)
+            if n and not value and not plan.get(total):
+                continue  # what only reads has nothing to say here
             amount = units.size(value) if isinstance(value, int) else "0 B"
             whole = plan.get(total)
             of = f" of {units.size(whole)}" if isinstance(whole, int) and isinstance(value, int) and value <= whole else ""
-            lines += fact(label, f"{amount}{of}   {units.size(now[n])}/s now, {units.size(average[n])}/s on average", width)
+            # One that ended before its rate was measured has none.
+            rates = (
+                f"   {units.size(now[n])}/s now, {units.size(average[n])}/s on average" if average[n] or self.job.running else ""
+            )
+            lines += fact(label, f"{amount}{of}{rates}", width)
         return lines
 
     def _limits(self, progress: Mapping[str, object], width: int) -> list[Line]:
@@ -136,7 +142,7 @@ class JobScreen(Page):
         anon, limit, working = memory.get("anon"), memory.get("limit"), memory.get("working_set")
         if anon is not None:
             of = f" of {units.size(limit)} allowed" if limit else ", no limit is set"
-            lines += fact("Memory", f"{units.size(anon)}{of}; the plan said {self._planned()}", width)
+            lines += fact("Memory", f"{units.size(anon)}{of}{self._planned()}", width)
         if working is not None and limit:
             text = f"{units.size(working)} of {units.size(limit)}, cache that can be given back left out"
             lines += fact("Its group", text, width)
@@ -147,7 +153,7 @@ class JobScreen(Page):
 
     def _planned(self) -> str:
         planned = (self.history.plan or {}).get("memory")
-        return units.size(planned) if isinstance(planned, int) else "nothing"
+        return f"; the plan said {units.size(planned)}" if isinstance(planned, int) else ""
 
     def _log(self, width: int) -> list[Line]:
         if not self.history.log:

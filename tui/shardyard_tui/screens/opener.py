@@ -193,7 +193,7 @@ class Opener(CheckpointActions):
             opened = replace(opened, report=deep[1])
         node.value.opened = opened
         node.value.problem = ""
-        node.value.nbytes = opened.nbytes or node.value.nbytes
+        self.places.resize(node, opened.nbytes)
         node.value.mtime = opened.stamp or node.value.mtime
         self.kept[node.key] = opened
         self.kept.move_to_end(node.key)

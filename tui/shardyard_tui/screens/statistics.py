@@ -58,8 +58,8 @@ class Statistics(RowJob):
         _column("Min", "min", "i", 84),
         _column("Max", "max", "a", 84),
         _column("Norm", "norm", "o", 96),
-        Column("Zeros", lambda r: f"{_zeros(r):.1%}", 7, right=True, least=108, style="dim", sort="z", key=lambda r: _zeros(r),
-               falling=True),
+        Column("Zeros", lambda r: "-" if "note" in r else f"{_zeros(r):.1%}", 7, right=True, least=108, style="dim", sort="z",
+               key=_zeros, falling=True),
     )  # fmt: skip
     FIRST_SORT = "b"
 
@@ -79,8 +79,15 @@ class Statistics(RowJob):
     def said(self, width: int) -> list[Line]:
         wrong = [r for r in self.rows_so_far if bad(r)]
         if not wrong:
-            return wrap(f"All values of {units.plural(len(self.rows_so_far), 'tensor')} are finite.", width, "ok")
-        text = f"{units.plural(len(wrong), 'tensor')} hold NaN or inf: a model with these gives NaN. Go back to a step before."
+            unknown = sum("note" in r for r in self.rows_so_far)
+            known = len(self.rows_so_far) - unknown
+            lines = wrap(f"All values of {units.plural(known, 'tensor')} are finite.", width, "ok") if known else []
+            if unknown:
+                text = f"Of {units.plural(unknown, 'tensor')} no values are known; each says why."
+                lines += wrap(text, width, "warning")
+            return lines
+        hold = units.plural(len(wrong), "tensor holds", "tensors hold")
+        text = f"{hold} NaN or inf: a model with these gives NaN. Go back to a step before."
         return wrap(text, width, "error")
 
     def command(self) -> str:

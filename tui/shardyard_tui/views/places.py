@@ -32,6 +32,8 @@ def _short(node: PlaceNode) -> str:
         if place.kind == "folder":
             return "unread"
         return "broken" if place.state == "unreadable" else "partial"
+    if place.opened is not None:
+        return short_kind(str(place.opened.report.get("kind") or ""))
     return short_kind(place.found.kind) if place.found is not None else ""
 
 

@@ -26,6 +26,7 @@ Span = tuple[str, str]
 """Text and the name of its style (theme.py)."""
 Line = Sequence[Span]
 RANK = re.compile(r"rank_?\d+")
+LAYER = re.compile(r"layer_\d+(?:_expert_\d+)?|-\d{5}-of-")
 RANKS = re.compile(r"rank_?\d+(?:_[a-z]+_rank_?\d+)+")
 
 
@@ -60,8 +61,8 @@ def fit(text: str, width: int, *, right: bool = False, cut: str = "right") -> st
 
 
 def _around_rank(text: str, width: int) -> str:
-    """Cut so that the ranks in a file's name stay, which tell it from others; empty when it has none, or they do not fit."""
-    for pattern in (RANKS, RANK):
+    """Cut so that what tells a file from its siblings stays: layer or ranks. Empty when it has none, or they do not fit."""
+    for pattern in (LAYER, RANKS, RANK):
         found = pattern.search(text)
         if found is None or len(found[0]) + 2 > width:
             continue
