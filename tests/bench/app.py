@@ -97,10 +97,10 @@ def cpu_share(terminal: Terminal, seconds: float) -> float:
 def half_a_million(folder: Path, state: Path) -> Iterator[Figure]:
     """Moving, paging, filtering, resting in a list of half a million rows."""
     with app(folder, state) as terminal:
-        terminal.read_until("500 000 tensors", timeout=180)
+        terminal.read_until("500,000 tensors", timeout=180)
         terminal.read(quiet=0.5)
         terminal.send("\r")
-        terminal.read_until("1 of 500 000")
+        terminal.read_until("1 of 500,000")
         terminal.read(quiet=0.5)
         moves = [terminal.press("j", 0.15) for _ in range(20)]
         pages = [terminal.press("\x06", 0.2) for _ in range(10)]
@@ -110,7 +110,7 @@ def half_a_million(folder: Path, state: Path) -> Iterator[Figure]:
         yield Figure("page down: first byte", 1000 * statistics.median(wait for _, wait in pages), 40, "ms")
         began = time.perf_counter()
         terminal.send("/experts.17.up")
-        terminal.read_until("500 000 in all")
+        terminal.read_until("500,000 in all")
         yield Figure("filter typed to filter shown", time.perf_counter() - began, 2.0, "s")
         terminal.send("\r")
         terminal.read(quiet=0.5)
