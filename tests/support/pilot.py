@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from textual.pilot import Pilot
 
 from shardyard_tui.app import ShardyardApp
@@ -14,6 +15,19 @@ from shardyard_tui.config import Config
 from support.fake_engine import ROOT, FakeEngine
 
 Running = Pilot[int]
+
+
+def held(engine: FakeEngine, method: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Hold every call of a method of the engine until the event is set."""
+    may_go_on = asyncio.Event()
+    call = getattr(engine, method)
+
+    async def wait(*args: Any, **options: Any) -> Any:
+        await may_go_on.wait()
+        return await call(*args, **options)
+
+    monkeypatch.setattr(engine, method, wait)
+    return may_go_on
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ import pytest
 from shardyard_tui.facts import EngineError, Found, Opened
 from shardyard_tui.widgets.panel import fit
 from support.fake_engine import ROOT, FakeEngine, checkpoints, finding
-from support.pilot import running
+from support.pilot import held, running
 
 ZERO3, HF, ACTOR = f"{ROOT}/llama-sft/checkpoint-200", f"{ROOT}/llama-sft/hf", f"{ROOT}/qwen-ppo/actor"
 
@@ -314,14 +314,7 @@ async def test_a_key_that_comes_before_the_headers_are_read_counts_once_they_are
     monkeypatch: pytest.MonkeyPatch, then: str, in_front: str
 ) -> None:
     engine = FakeEngine()
-    may_go_on = asyncio.Event()
-    opens = engine.open
-
-    async def slow(path: str, **options: Any) -> Opened:
-        await may_go_on.wait()
-        return await opens(path, **options)
-
-    monkeypatch.setattr(engine, "open", slow)
+    may_go_on = held(engine, "open", monkeypatch)
     async with running(engine) as it:
         for key in ("j", "h", *([then] if then else [])):
             await it.pilot.press(key)

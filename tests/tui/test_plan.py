@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from shardyard_tui.facts import EngineError, JobRequest, Opened
 from shardyard_tui.plan_text import checks, command, options_of, plan_lines
 from support.fake_engine import GIB, ROOT, FakeEngine, checkpoints, plan
-from support.pilot import running
+from support.pilot import held, running
 
 ZERO3 = f"{ROOT}/llama-sft/checkpoint-200"
 
@@ -236,14 +235,7 @@ async def test_a_job_that_cannot_be_started_leaves_the_plan_open(monkeypatch: py
 
 async def test_a_plan_that_starts_behind_another_screen_leaves_that_one_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
-    may_go_on = asyncio.Event()
-    start = engine.start
-
-    async def slow(request: JobRequest) -> str:
-        await may_go_on.wait()
-        return await start(request)
-
-    monkeypatch.setattr(engine, "start", slow)
+    may_go_on = held(engine, "start", monkeypatch)
     async with running(engine) as it:
         await it.press("j", "m")
         for key in ("enter", "enter", "J"):
@@ -260,14 +252,7 @@ async def test_esc_while_a_job_is_being_started_leaves_the_plan_and_the_start_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = FakeEngine()
-    may_go_on = asyncio.Event()
-    start = engine.start
-
-    async def slow(request: JobRequest) -> str:
-        await may_go_on.wait()
-        return await start(request)
-
-    monkeypatch.setattr(engine, "start", slow)
+    may_go_on = held(engine, "start", monkeypatch)
     async with running(engine) as it:
         await it.press("j", "space", "space", "m")
         for key in ("enter", "escape"):
