@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import RESULTS, compare, curves, opening, plots
-from tests.bench.measure import Contender, copy_command, files_below, machine, ratio, run_all
-
-MIB = 1 << 20
+from tests.bench.measure import MIB, Contender, copy_command, files_below, machine, ratio, run_all
 
 
 @dataclass(frozen=True, slots=True)

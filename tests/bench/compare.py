@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.bench.measure import Contender, files_below, ratio, run_all
+from tests.bench.measure import MIB, Contender, files_below, ratio, run_all
 
-MIB = 1 << 20
 MOST_MIB = 120
 SHAPES = {f"model.layers.{i}.mlp.weight": (4096, 1280) for i in range(60)}
 """1.26 GB in float32."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 POLL_S = 0.01
+MIB = 1 << 20
 
 
 @dataclass(slots=True)
