@@ -125,10 +125,10 @@ class BrokenJob(Job):
         return "broken: job.json is missing or damaged"
 
     def outcome(self) -> dict[str, Any] | None:
-        owner = self.owner()
-        if super().outcome() is None and owner is not None and owner.alive(self.heartbeat()):
+        outcome, owner = super().outcome(), self.owner()
+        if outcome is None and owner is not None and owner.alive(self.heartbeat()):
             return None
-        return super().outcome() or {
+        return outcome or {
             "state": State.FAILED.value,
             "time": self.created,
             "error": "JobError",

@@ -76,9 +76,10 @@ def check_free(place: Place, *, overwrite: bool, sources: list[str]) -> None:
     if os.path.lexists(out):
         check_existing(place, out, overwrite=overwrite)
         real = os.path.realpath(out)
-        if any(os.path.realpath(s) == real or os.path.realpath(s).startswith(real + os.sep) for s in sources):
+        read = {os.path.realpath(s) for s in sources}
+        if any(s == real or s.startswith(real + os.sep) for s in read):
             raise UsageError(f"{printable(str(out))} holds what is to be read; choose another output.", path=str(out))
-        if place.single and any(real.startswith(os.path.realpath(s) + os.sep) for s in sources):
+        if place.single and any(real.startswith(s + os.sep) for s in read):
             raise UsageError(f"{printable(str(out))} lies in what is to be read; choose another output.", path=str(out))
         if os.path.ismount(out):
             raise UsageError(f"{printable(str(out))} is a mount point; choose a folder in it.", path=str(out))

@@ -45,8 +45,9 @@ def check_doubles(files: DcpFiles, state: SavedState, handles: FileHandles) -> N
             continue
         first: dict[bytes, _Largest] = {}
         for found in group:
-            other = first.setdefault(_middle(files, found.place, handles), found)
-            if other.chunk.offsets != found.chunk.offsets and _same(files, other, found, handles):
+            sample = _middle(files, found.place, handles)
+            other = first.setdefault(sample, found)
+            if other.chunk.offsets != found.chunk.offsets and not _one_value(sample) and _same(files, other, found, handles):
                 _tell(files, other, found)
 
 
@@ -65,9 +66,7 @@ def _middle(files: DcpFiles, place: Place, handles: FileHandles) -> bytes:
 
 
 def _same(files: DcpFiles, a: _Largest, b: _Largest, handles: FileHandles) -> bool:
-    """Whether the files are equal and hold more than one value; the samples were equal."""
-    if _one_value(_middle(files, a.place, handles)):
-        return False
+    """Whether the files are equal and hold more than one value."""
     listed = files.folder.files
     try:
         return same_content(handles, listed[a.place.file], listed[b.place.file]) and not _one_value(_data(files, a, handles))

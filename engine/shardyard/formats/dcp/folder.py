@@ -103,7 +103,7 @@ def _check_ranks(files: DcpFiles, ranks: set[int]) -> None:
                 Severity.ERROR,
                 f"{files.prefix}{names[0]}{more(len(missing) - 1)} is missing: each rank of this save wrote metadata of its own.",
                 "Copy it from the node of that rank.",
-                paths=tuple(names),
+                paths=names,
                 blocks=Blocks.UNLESS_ALLOWED,
             )
         )

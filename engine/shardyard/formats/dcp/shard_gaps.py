@@ -158,15 +158,17 @@ def _ends_early(parts: Sequence[tuple[int, int]], ranks: int) -> bool:
 
 
 def _rank(name: str) -> int:
-    match = SHARD.fullmatch(name)
-    return int(match[1]) if match else 0
+    return _said(name, 1)
 
 
 def _number(name: str) -> int:
-    match = SHARD.fullmatch(name)
-    return int(match[2]) if match else 0
+    return _said(name, 2)
 
 
 def _total(name: str) -> int:
+    return _said(name, 3)
+
+
+def _said(name: str, group: int) -> int:
     match = SHARD.fullmatch(name)
-    return int(match[3]) if match else 0
+    return int(match[group]) if match else 0

@@ -229,7 +229,7 @@ class _Opening:
                 f"{len(missing)} of {world} ranks' {what} files are missing, such as {names[0]}"
                 + (": the others hold copies of everything it held." if whole else "."),
                 "Copy them from the nodes that wrote them, or give those nodes' folders as further sources.",
-                paths=tuple(names),
+                paths=names,
                 blocks=Blocks.UNLESS_ALLOWED if serious else Blocks.NOTHING,
             )
         )

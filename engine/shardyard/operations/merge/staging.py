@@ -80,16 +80,13 @@ def _claim(plan: Plan) -> None:
 
 def _write_first(path: Path, data: bytes) -> None:
     """Write a file unless another process has written it in this very moment; one that cannot be read is replaced."""
-    if path.exists():
-        if _read_json(path) is None:
-            write_whole(path, data)
-        return
     mine = path.with_name(f"{path.name}.{os.getpid()}.first")
     write_whole(mine, data)
     try:
         os.link(mine, path)
     except FileExistsError:
-        pass
+        if _read_json(path) is None:
+            os.rename(mine, path)
     except OSError:
         # A file system without links.
         os.rename(mine, path)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardyard.checkpoint import Tensor
 from shardyard.errors import JobError
@@ -130,30 +131,40 @@ def equal_ranges(handles: FileHandles, a: Range, b: Range, meter: Meter, *, coun
     return True
 
 
-def first_difference(
-    handles: FileHandles, pairs: Iterable[tuple[str, Range, Range]], meter: Meter, *, ends_only: bool = False
-) -> str | None:
-    """Compare many named pairs of ranges, whole or only their ends; returns the name of one that differs, None if none does."""
+Check = tuple[str, Callable[[], bool]]
+"""A name, and what tells whether that which has it is the same in both files."""
+
+
+def differs(name: str) -> Check:
+    """What is known to be another in the new file."""
+    return name, lambda: False
+
+
+def range_checks(
+    name: str, handles: FileHandles, a: Range, b: Range, meter: Meter, *, ends_only: bool = False
+) -> Iterator[Check]:
+    """Checks that two ranges are equal, part by part, or only their ends."""
+    if a.nbytes != b.nbytes:
+        yield differs(name)
+        return
+    size = END if ends_only else STEP
+    for lo in (0, max(0, a.nbytes - END)) if ends_only else range(0, a.nbytes, STEP):
+        n = min(size, a.nbytes - lo)
+        parts = Range(a.path, a.offset + lo, n), Range(b.path, b.offset + lo, n)
+        yield name, partial(equal_ranges, handles, *parts, meter, counted=not ends_only)
+
+
+def first_difference(checks: Iterable[Check], workers: int) -> str | None:
+    """Make many checks in a few threads; returns the name of one that fails, None if none does."""
     differing: list[str] = []
 
-    def do(pair: tuple[str, Range, Range]) -> None:
-        name, a, b = pair
-        if not differing and not equal_ranges(handles, a, b, meter, counted=not ends_only):
+    def do(check: Check) -> None:
+        name, same = check
+        if not differing and not same():
             differing.append(name)
 
-    def cut() -> Iterator[tuple[str, Range, Range]]:
-        for name, a, b in pairs:
-            if a.nbytes != b.nbytes:
-                yield name, a, b
-                continue
-            step = END if ends_only else STEP
-            starts = (0, max(0, a.nbytes - END)) if ends_only else range(0, a.nbytes, STEP)
-            for lo in starts:
-                n = min(step, a.nbytes - lo)
-                yield name, Range(a.path, a.offset + lo, n), Range(b.path, b.offset + lo, n)
-
-    spread(cut(), do, meter.workers)
+    spread(checks, do, workers)
     return differing[0] if differing else None
 
 
-__all__ = ["Output", "Range", "equal_ranges", "first_difference"]
+__all__ = ["Check", "Output", "Range", "differs", "equal_ranges", "first_difference", "range_checks"]

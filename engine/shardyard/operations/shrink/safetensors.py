@@ -11,7 +11,7 @@ from shardyard.errors import DamagedError, JobError
 from shardyard.files import FileHandles
 from shardyard.formats.safetensors.file import open_safetensors
 from shardyard.formats.safetensors.header import Entry, parse
-from shardyard.operations.shrink.copying import Output, Range, first_difference
+from shardyard.operations.shrink.copying import Output, Range, first_difference, range_checks
 from shardyard.operations.shrink.meter import Meter
 from shardyard.text import printable
 
@@ -105,8 +105,9 @@ class SafetensorsShrink:
             kept = {n: (e.dtype, e.shape) for n, e in before.items() if n not in self.drop}
             if kept != {n: (e.dtype, e.shape) for n, e in entries.items()} or metadata != {**self.metadata, **self.drop}:
                 raise JobError(f"{name}: the new file's header differs; the old one was left alone.", path=self.path)
-            runs = ((n, _run(self.path, self.data_start, before[n]), _run(path, start, entries[n])) for n in self.order)
-            differing = first_difference(handles, runs, meter, ends_only=ends_only)
+            runs = {n: (_run(self.path, self.data_start, before[n]), _run(path, start, entries[n])) for n in self.order}
+            checks = (c for n, (a, b) in runs.items() for c in range_checks(n, handles, a, b, meter, ends_only=ends_only))
+            differing = first_difference(checks, meter.workers)
             if differing is not None:
                 said = f"{name}: {printable(differing, 120)} has other values in the new file; the old one was left alone."
                 raise JobError(said, path=self.path)

@@ -27,7 +27,7 @@ from shardyard.formats.torch.views import FROM_TYPE, arguments_of, named_calls, 
 from shardyard.formats.zip_directory import DEFLATED, DeflatedRecord, deflated_record_of, record_of
 from shardyard.layouts import OneRun, Strided
 from shardyard.operations import gather
-from shardyard.operations.shrink.copying import Output, Range, first_difference
+from shardyard.operations.shrink.copying import Check, Output, Range, differs, first_difference, range_checks
 from shardyard.operations.shrink.meter import Meter
 from shardyard.pieces import Record
 from shardyard.text import printable
@@ -273,7 +273,7 @@ def prove_same(
     ties = {one.get(a.identity, a.identity): b.identity for a, b in looks}
     if len(ties) != len(set(ties.values())) or any(ties[one.get(a.identity, a.identity)] != b.identity for a, b in looks):
         raise JobError(f"{name}: the new file ties other tensors; the old one was left alone.", path=old_path)
-    key = first_difference(handles, _runs(handles, old, new, looks, meter), meter, ends_only=ends_only)
+    key = first_difference(_checks(handles, old, new, looks, meter, ends_only=ends_only), meter.workers)
     if key is not None:
         raise JobError(f"{name}: storage {key} of the new file has other values; the old one was left alone.", path=old_path)
 
@@ -324,12 +324,12 @@ def _look(storage: StorageRef, value: TensorValue) -> _Look:
     return _Look(storage.key, base + value.offset * value.dtype.itemsize, value)
 
 
-def _runs(
-    handles: FileHandles, old: TorchFile, new: TorchFile, looks: list[tuple[_Look, _Look]], meter: Meter
-) -> Iterator[tuple[str, Range, Range]]:
-    """For each new storage that is one run of an old one: its key, and both runs, however many views look at them.
+def _checks(
+    handles: FileHandles, old: TorchFile, new: TorchFile, looks: list[tuple[_Look, _Look]], meter: Meter, *, ends_only: bool
+) -> Iterator[Check]:
+    """For each new storage, by its key: that it is a run of an old one, however many views look at it.
 
-    The others are compared here, value by value as their views see them; one that differs comes with runs that cannot be equal.
+    Those that are none are compared here, value by value as their views see them: one at a time, for their blocks may be large.
     """
     by_key: dict[str, dict[tuple[object, ...], tuple[_Look, _Look]]] = {}
     for a, b in looks:
@@ -342,9 +342,10 @@ def _runs(
             ((old_key, start),) = delta
             source = old.storages[old_key]
             inside = 0 <= start <= source.nbytes - record.nbytes
-            yield key, Range(source.path, source.locate(handles) + start, record.nbytes if inside else -1), made
+            run = Range(source.path, source.locate(handles) + start, record.nbytes)
+            yield from range_checks(key, handles, run, made, meter, ends_only=ends_only) if inside else [differs(key)]
         elif not all(_same_values(handles, old.storages[a.key], a, record, b, meter) for a, b in found.values()):
-            yield key, Range(record.path, 0, -1), made
+            yield differs(key)
 
 
 def _same_values(handles: FileHandles, source: Record, a: _Look, record: Record, b: _Look, meter: Meter) -> bool:
